@@ -9,7 +9,7 @@ import transformers as tf
 import normlab
 from cases import each
 from normlab.errors import UserError
-from normlab.setups.huggingface import setup_from_folder
+from normlab.setups.huggingface import setup_from_configuration
 
 SIZES = {
     "hidden_size": 16,
@@ -44,7 +44,7 @@ def folder(tmp_path, config, architecture=None, **more):
 @pytest.mark.parametrize("architecture", HEADS)
 def test_the_batch_fits_the_head_and_the_weights_follow_the_seed(tmp_path, architecture):
     where = folder(tmp_path, HEADS[architecture], architecture)
-    setups = [setup_from_folder(where, seed=seed).setup for seed in (1, 1, 2)]
+    setups = [setup_from_configuration(where, seed=seed).setup for seed in (1, 1, 2)]
     losses = [float(s.model.eval()(**s.batch).loss.detach()) for s in setups]
     assert type(setups[0].model).__name__ == architecture
     assert losses[0] == losses[1] != losses[2]
@@ -56,13 +56,15 @@ def test_the_batch_fits_the_head_and_the_weights_follow_the_seed(tmp_path, archi
 @pytest.mark.parametrize("architecture", HEADS)
 def test_a_sound_model_fails_nothing(tmp_path, architecture):
     where = folder(tmp_path, HEADS[architecture], architecture)
-    assert normlab.check(setup_from_folder(where, seed=1).setup, budget_s=60).failures == ()
+    assert normlab.check(setup_from_configuration(where, seed=1).setup, budget_s=60).failures == ()
 
 
 @pytest.mark.slow
 def test_a_check_of_it_has_the_same_report_each_time(tmp_path):
     where = folder(tmp_path, HEADS["LlamaForCausalLM"])
-    reports = [normlab.check(setup_from_folder(where, seed=3).setup, budget_s=20).lines() for _ in range(2)]
+    reports = [
+        normlab.check(setup_from_configuration(where, seed=3).setup, budget_s=20).lines() for _ in range(2)
+    ]
     assert [*reports[0]] == [*reports[1]]
 
 
@@ -72,7 +74,7 @@ def test_code_of_the_folder_is_never_run(tmp_path):
     for more in ({"auto_map": mapped}, {"text_config": {"auto_map": mapped}}):
         where = folder(tmp_path, HEADS["LlamaForCausalLM"], **more)
         with pytest.raises(UserError, match=r"auto_map.*--trust-remote-code"):
-            setup_from_folder(where, seed=1)
+            setup_from_configuration(where, seed=1)
 
 
 @pytest.mark.slow
@@ -85,14 +87,11 @@ def test_code_of_the_folder_is_never_run(tmp_path):
         ("{}", "transformers cannot read"),
         ('{"model_type": "llamma"}', "transformers cannot read"),
         ('{"model_type": "bert", "architectures": ["BertModel"]}', "no head for which a batch can be made"),
-        (
-            '{"model_type": "llama", "hidden_size": 65536, "num_hidden_layers": 999}',
-            "lower num_hidden_layers",
-        ),
+        ('{"model_type": "llama", "intermediate_size": 11007}', "intermediate_size 11007 stands in the way"),
     ],
 )
 def test_a_folder_that_holds_something_else_is_refused(tmp_path, content, words):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=words):
-        setup_from_folder(tmp_path, seed=1)
+        setup_from_configuration(tmp_path, seed=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from torch.optim.lr_scheduler import LRScheduler
 import normlab
 from normlab.cli.main import main
 from normlab.errors import UserError
-from normlab.setups.flow import NotRepeatableError
 from normlab.setups.patches import PATCHES
 from normlab.setups.script import setup_from_script
 
@@ -56,7 +56,9 @@ def test_the_batch_is_what_the_slices_of_a_step_are_computed_from():
     assert torch.equal(setup.loss(setup.model, shifted), want)
 
 
-@pytest.mark.parametrize("name", ["plain", "accumulating", "scaled", "translating", "own_function"])
+@pytest.mark.parametrize(
+    "name", ["plain", "accumulating", "scaled", "translating", "own_function", "drawing"]
+)
 def test_a_sound_script_has_no_failure(name):
     assert failures(name) == []
 
@@ -82,9 +84,59 @@ def test_modules_that_no_module_holds_have_the_names_of_the_script():
     assert names == {"encoder", "decoder", "head"}
 
 
-def test_a_step_that_cannot_be_computed_again_names_the_call():
-    with pytest.raises(NotRepeatableError, match=r"Counting in counting\.py:\d+"):
-        setup_of("counting")
+def test_of_a_step_that_cannot_be_computed_again_only_what_needs_no_pass_is_tested():
+    setup = setup_of("counting")
+    assert re.search(r"Counting in counting\.py:\d+", setup.cannot["loss"])
+    report = normlab.check(setup)
+    assert report.ok
+    assert {"groups", "start"} <= {*report.holds}
+    assert {name for name, why in report.untestable.items() if why == setup.cannot["loss"]} >= {
+        "finite",
+        "causality",
+        "derivative",
+        "step",
+    }
+    with pytest.raises(UserError, match="Counting"):
+        normlab.trial(setup)
+
+
+def test_a_number_that_leaves_torch_is_computed_again():
+    setup = setup_of("counting_targets", "--of-each", "--by", "item")
+    ids = setup.batch["window"][:, :-3]  # the last two columns are not counted
+    mean = nn.functional.cross_entropy(setup.model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    assert not setup.cannot
+    assert setup.loss(setup.model, {"window": ids}).item() == pytest.approx(mean.item() / 4)
+
+
+@pytest.mark.parametrize("by", ["item", "float", "int"])
+def test_micro_batches_of_several_shapes_are_held_to_the_mean_over_all_their_targets(by):
+    assert failures("counting_targets", "--by", by) == []
+    assert failures("counting_targets", "--of-each", "--by", by)[0] == ("step", "step")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--dynamic"], ["--bf16"], ["--dynamic", "--bf16"]])
+def test_a_count_of_the_window_is_one_number_in_any_shape_and_precision(arguments):
+    assert failures("counting_before", *arguments) == []
+    assert failures("counting_before", "--of-each", *arguments)[0] == ("step", "step")
+
+
+def test_the_loss_of_joined_micro_batches_is_the_mean_over_all_their_targets():
+    setup = setup_of("counting_before")
+    ids = setup.batch["window"]
+    mean = nn.functional.cross_entropy(
+        setup.model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), ignore_index=0
+    )
+    assert ids.shape == (12, 15)
+    assert setup.loss(setup.model, setup.batch).item() == pytest.approx(mean.item())
+
+
+def test_what_comes_back_from_numpy_keeps_other_batches_from_being_tested():
+    setup = setup_of("counting_targets", "--by", "numpy")
+    assert {*setup.cannot} == {"batch"}
+    report = normlab.check(setup)
+    assert report.ok
+    assert "derivative" in report.holds
+    assert report.untestable["causality"] == setup.cannot["batch"]
 
 
 def test_a_script_without_a_step_is_refused():
@@ -113,6 +165,26 @@ def test_nothing_stays_changed():
     assert not all(map(torch.equal, before_step, setup.model.parameters()))
 
 
+def test_what_a_recorded_step_reaches_is_put_back():
+    setup = setup_of("drawing")
+    model = setup.model
+    assert model.monitor.calls == 2  # those of the script: computing the step again is not counted
+
+    def state():
+        weights = {name: x.clone() for name, x in model.state_dict().items()}
+        drawn = model.torch.get_state(), str(model.numpy.bit_generator.state)
+        return model.monitor.calls, list(model.monitor.sizes), *drawn, weights
+
+    before = state()
+    assert normlab.check(setup).ok
+    normlab.diagnose(setup, preset="cheap")
+    after = state()
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+    assert before[3] == after[3]
+    assert all(torch.equal(before[4][name], x) for name, x in after[4].items())
+
+
 def test_a_weight_is_never_changed():
     torch.manual_seed(0)
     with setup_from_script(str(SCRIPTS / "plain.py"), ()) as named:
@@ -132,3 +204,29 @@ def test_the_command_takes_a_script_with_its_own_arguments(capsys):
 def test_arguments_of_a_script_need_a_script(capsys):
     assert main(["check", "--recipe", "pre", "--", "--lr", "3"]) == 2
     assert "only a script takes" in capsys.readouterr().err
+
+
+def test_looking_for_names_runs_no_code_of_the_script(tmp_path):
+    script = tmp_path / "lazy.py"
+    script.write_text(
+        "from collections import OrderedDict\n"
+        "class Lazy(OrderedDict):\n"
+        "    def items(self):\n"
+        "        raise ImportError('loaded too early')\n"
+        "lazy = Lazy(a=1)\n" + (SCRIPTS / "plain.py").read_text()
+    )
+    (tmp_path / "models.py").write_text((SCRIPTS / "models.py").read_text())
+    with setup_from_script(str(script)) as named:
+        assert list(named.setup.batch) == ["ids"]
+
+
+def test_clipping_by_the_code_of_a_script_is_clipping():
+    assert failures("own_clip", "0.5") == []
+    assert failures("own_clip", "0.5", "--undivided")[0] == ("step", "step")
+
+
+def test_a_schedule_that_is_made_of_others_is_one_schedule():
+    setup = setup_of("chained_schedules")
+    assert type(setup.scheduler).__name__ == "SequentialLR"
+    assert [operation.kind for operation in setup.step.operations].count("schedule") == 1
+    assert failures("chained_schedules") == []

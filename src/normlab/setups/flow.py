@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-import gc
-import inspect
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import copy
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from normlab.errors import UserError
-from normlab.setups.recording import MicroBatch, Number, RecordedCall, Reference
-from normlab.trace.restore import same, same_random_state
-from normlab.trace.tensors import eager, tensors_in, unwrap
+from normlab.errors import UserError, in_one_line
+from normlab.setups.arguments import Number
+from normlab.setups.gradients import ROUNDINGS
+from normlab.setups.outlines import Outline
+from normlab.setups.recording import Escape, MicroBatch, RecordedCall, ancestors, model_calls, sources
+from normlab.setups.setup import Setup
+from normlab.trace.kept import set_state
+from normlab.trace.restore import restored
+from normlab.trace.tensors import eager, unwrap
 
-READING: Final = ("__getitem__", "index_select", "gather", "take", "take_along_dim", "embedding")
-"""Functions that read entries of their first tensor. Where that is a store of data, a batch begins with what
-they return, and not with the store or with the places in it.
-"""
-
-
-SCALING: Final = ("mul", "multiply", "__mul__", "__rmul__", "div", "true_divide", "__truediv__")
-"""Functions by which a script scales a loss before its backward pass."""
-ROUNDINGS: Final = 64
-"""How many roundings of its type a loss or a gradient may differ by when it is computed once more."""
+MOST_APART: Final = 0.01
+"""The share of a tensor that may differ at most when it is computed once more, in any precision."""
 
 
 class NotRepeatableError(UserError):
     """A recorded step cannot be computed again; the sentence says which call is the first, and why."""
+
+    def __init__(self, sentence: str, call: RecordedCall | None = None) -> None:
+        super().__init__(sentence)
+        self.call = call
+        """The first call that cannot be repeated; None if every call can, but the gradient is another one."""
+
+
+class OtherWayError(UserError):
+    """What a script read out of a batch is another value with a batch that was changed, so the recorded step
+    is not what the script would do with it.
+    """
+
+
+Draws = Sequence[Sequence[tuple[Any, Any]]]
+"""For each call of a flow, the generators of random numbers that it drew from, each with its state before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +68,14 @@ class Flow:
     """What the script multiplied the loss by before its backward pass: 1/4 where it accumulates over four."""
     scale: float = 1.0
     """What a ``GradScaler`` multiplied it by on top."""
+    in_double: dict[int, nn.Module] = field(default_factory=dict, repr=False)
+    """By ``id``, modules that are no part of the model, copied into float64."""
+    written: frozenset[Number] = frozenset()
+    """Those of ``tensors`` that a function writes to, be it through a view."""
+    escapes: tuple[Escape, ...] = ()
+    """Where values of the batch left torch before the loss was there. What the script did with them is a
+    constant here, so they must be the same in any batch that the flow is run on.
+    """
 
     @cached_property
     def batch(self) -> dict[str, Tensor]:
@@ -65,317 +84,236 @@ class Flow:
 
     def loss_of(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of a model on a batch, computed as the script computed it."""
-        return self.values(model, batch)[self.loss]
+        loss = self.values(model, batch)[self.loss]
+        return loss if torch.is_grad_enabled() else loss.detach()
 
     def values(
-        self, model: nn.Module, batch: Mapping[str, Tensor], *, as_drawn: bool = False
+        self,
+        model: nn.Module,
+        batch: Mapping[str, Tensor],
+        *,
+        draws: Draws | None = None,
+        escaped: list[Escape] | None = None,
     ) -> dict[Number, Any]:
-        """Run the flow and return all its values. With ``as_drawn``, each call draws the random numbers that
-        it drew when it was recorded.
+        """Run the flow and return all its values. With ``draws``, each call draws the random numbers that it
+        drew then. With ``escaped``, that list gets the escapes that read something else in this batch.
+
+        Raises OtherWayError for the first of them without it.
         """
-        inner, wanted = unwrap(model), torch.is_grad_enabled()
-        values: dict[Number, Any] = dict(self.tensors)
+        inner, wanted = unwrap(model), torch.is_grad_enabled() or self._differentiates
+        values: dict[Number, Any] = {number: _as_all_else(x) for number, x in self.tensors.items()}
         values |= {number: batch[name] for number, name in self.leaves.items()}
         values |= {number: _tensor_at(inner, path) for number, path in self.parameters.items()}
-        for number in self._overwritten:
-            values[number] = values[number].clone()  # so that neither the batch nor a constant is written to
-        for call in self.calls:
-            args, kwargs = call.with_values(values)
-            if as_drawn and call.random_state is not None:
-                torch.set_rng_state(call.random_state)
-            run = call.function if call.module is None else self._own(call.module, model)
+        for number in self.written:  # so that neither the batch nor a constant is written to
+            if isinstance(values[number], Tensor):
+                values[number] = values[number].clone()
+        escapes = list(self.escapes)
+        for i, call in enumerate(self.calls):
+            if not values.keys() >= {*call.reads}:
+                raise UserError(f"{call.name} in {call.line} reads what this model does not return")
+            while escapes and escapes[0].later < call.results[0]:
+                self._look_at(escapes.pop(0), values, escaped)
+            for generator, state in [] if draws is None else draws[i]:
+                set_state(generator, state)
+            args, kwargs = call.arguments.with_values(values)
+            run = call.function if call.module is None else self._run_of(call.module, model)
             with call.surroundings.entered(gradients=wanted):
-                result = run(*args, **kwargs)  # type: ignore[misc]
-            outcome = [args[0]] if call.changes is not None else [x for _, x in tensors_in(result)]
-            values.update(zip(call.results, outcome, strict=True))
+                try:
+                    result = run(*args, **kwargs)  # type: ignore[misc]
+                except Exception as error:
+                    if draws is None:
+                        raise
+                    why = f"raises {in_one_line(error)} when it is called again"
+                    raise NotRepeatableError(f"{call.name} in {call.line} {why}", call) from error
+            values.update(call.outcome(values, result, run))
+        for escape in escapes:
+            self._look_at(escape, values, escaped)
         return values
 
-    def holding(self, fixed: Iterable[Number]) -> Flow:
-        """Return the flow with these tensors of the batch as constants."""
-        kept = set(fixed)
-        return replace(self, leaves={n: name for n, name in self.leaves.items() if n not in kept})
+    def _look_at(self, escape: Escape, values: Mapping[Number, Any], escaped: list[Escape] | None) -> None:
+        """Compare what leaves torch with what left it when the script ran. An array is not compared."""
+        if escape.read is None:
+            return
+        args, kwargs = escape.arguments.with_values(values)
+        with torch.no_grad():
+            read = escape.function(*args, **kwargs)
+        if not apart(read, escape.read):
+            return
+        if escaped is None:
+            raise OtherWayError(
+                f"{escape.name} in {escape.line} was {escape.read} in the recorded step, and is {read} with "
+                "another batch; what the script does then was not seen"
+            )
+        escaped.append(escape)
 
-    @property
-    def entering_modules(self) -> set[Number]:
-        """The tensors of the batch that a module takes as they are."""
-        taken = {n for call in self.calls if call.module is not None for n in call.reads}
-        return taken & self.leaves.keys()
+    def holding(self, fixed: Collection[Number]) -> Flow:
+        """Return the flow with these tensors of the batch as constants, and all that is computed with them
+        before the model has a part in it, even if it is computed with the rest of the batch as well.
+        """
+        constant, kept = set(fixed), list[RecordedCall]()
+        computed: list[Number] = []
+        for call in self.calls:
+            is_constant = not constant.isdisjoint(call.reads) and not self.depends_on_model(call)
+            if is_constant and not call.random_states and not call.writes:
+                constant.update(call.results)
+                computed += call.results
+            else:
+                kept.append(call)
+        return replace(
+            self,
+            calls=tuple(kept),
+            leaves={n: name for n, name in self.leaves.items() if n not in constant},
+            tensors={**self.tensors, **self._values_of(computed)},
+        )
 
-    def prove(self, micro_batch: MicroBatch) -> None:
-        """Compute the recorded loss and gradients once more, from the same weights and random numbers.
+    def _values_of(self, numbers: Sequence[Number]) -> dict[Number, Any]:
+        """Compute these values of the recorded batch, and no more than they need."""
+        if not numbers:
+            return {}
+        leading = sources(self.calls, numbers)
+        calls = tuple(call for call in self.calls if not leading.isdisjoint(call.results))
+        with torch.no_grad():
+            values = replace(self, calls=calls, escapes=()).values(self.model, self.batch)
+        return {number: values[number] for number in numbers}
+
+    def depends_on_model(self, call: RecordedCall) -> bool:
+        """Return whether a call is one of the model, or reads what the model or its parameters gave."""
+        for each in [*ancestors(self.calls, call.results[0]), call]:
+            if id(each.module) in self.modules or not self.parameters.keys().isdisjoint(each.reads):
+                return True
+        return False
+
+    def own_leaves(self, micro_batch: MicroBatch) -> set[Number]:
+        """Return the tensors of the batch that the model takes, or that meet what it gave, as they are or
+        after some changes, but not those that are only counted.
+        """
+        met = {n for call in model_calls(self.calls) for n in call.reads}
+        shaped = [n for n in met if getattr(micro_batch.tensors[n], "ndim", 0)]
+        return sources(self.calls, shaped) & self.leaves.keys()
+
+    def prove(self, micro_batch: MicroBatch, unrepeated: list[Escape]) -> dict[str, Tensor]:
+        """Compute the recorded loss and gradients again, from the same weights and random numbers. Return the
+        gradients by the paths of their parameters. The list gets the escapes that read something else now.
 
         Raises NotRepeatableError, which names the first call that gives something else, if they differ by
         more than rounding.
         """
         named = {path: p for path, p in self.model.named_parameters() if p.requires_grad}
-        with (
-            same(self.model, self.batch, parameters=False),
-            same_random_state(),
-            eager(),
-            torch.enable_grad(),
-        ):
-            values = self.values(self.model, self.batch, as_drawn=True)
-            for call in self.calls:
+        with restored(Setup(self.model, self.batch, loss=self.loss_of)), eager():
+            drawn = [call.random_states for call in self.calls]
+            values = self.values(self.model, self.batch, draws=drawn, escaped=unrepeated)
+            written = {number for call in self.calls for number in call.overwritten}
+            for call in ancestors(self.calls, self.loss):
                 for number in call.results:
-                    recorded = micro_batch.tensors.get(number)
-                    if recorded is not None and _apart(values[number], recorded):
+                    if number in written:
+                        continue  # its last state is compared
+                    recorded = micro_batch.value(number)
+                    if recorded is not None and apart(values.get(number), recorded):
                         raise NotRepeatableError(
                             f"{call.name} in {call.line} gives another result when it is called again with "
-                            "the same arguments and random numbers"
+                            "the same arguments and random numbers",
+                            call,
                         )
+            self._refuse_another_graph(values, micro_batch)
             loss = values[self.loss] * (self.factor * self.scale)
-            found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            try:
+                found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            except RuntimeError as error:
+                raise NotRepeatableError(f"the backward pass raises {in_one_line(error)}") from error
+        self._refuse_other_gradients(named, found, micro_batch)
+        gradients = zip(named, found, strict=True)
+        return {path: gradient.detach() for path, gradient in gradients if gradient is not None}
+
+    @staticmethod
+    def _refuse_other_gradients(
+        named: Mapping[str, nn.Parameter], found: Sequence[Tensor | None], micro_batch: MicroBatch
+    ) -> None:
+        """Raise NotRepeatableError for the first parameter whose gradient is not the recorded one."""
         for (path, p), gradient in zip(named.items(), found, strict=True):
             recorded = micro_batch.gradients.get(id(p))
-            if recorded is None or gradient is None:
+            if gradient is None:
                 if recorded is not None and bool(recorded.any()):
                     raise NotRepeatableError(f"the gradient of {path} comes from something that was not seen")
                 continue
-            if _apart(gradient, recorded):
+            if recorded is None and id(p) not in micro_batch.watched:
+                continue  # nobody looked
+            if apart(gradient, torch.zeros_like(gradient) if recorded is None else recorded):
                 raise NotRepeatableError(
                     f"the gradient of {path} differs when the step is computed again: something in it, such "
                     "as a torch.autograd.Function outside of modules, was not seen"
                 )
 
-    def _own(self, module: nn.Module, model: nn.Module) -> nn.Module:
+    def _refuse_another_graph(self, values: Mapping[Number, Any], micro_batch: MicroBatch) -> None:
+        """Raise NotRepeatableError for the first call whose results have lost or gained a gradient."""
+        for call in ancestors(self.calls, self.loss):
+            for number in call.results:
+                recorded, value = micro_batch.tensors.get(number), values.get(number)
+                if not isinstance(recorded, (Tensor, Outline)) or not isinstance(value, Tensor):
+                    continue
+                if recorded.requires_grad == value.requires_grad:
+                    continue
+                what = "no gradient" if recorded.requires_grad else "a gradient"
+                raise NotRepeatableError(
+                    f"{call.name} in {call.line} has {what} when it is called again", call
+                )
+
+    def _run_of(self, module: nn.Module, model: nn.Module) -> Callable[..., Any]:
         """Return the model's own module at the place of a recorded one. The model itself is called through
-        its wrappers, if it has any.
+        its wrappers, if it has any; a module that is not trained is called as it is.
         """
-        path = self.modules[id(module)]
+        path = self.modules.get(id(module))
+        if path is None:
+            return self._untrained(module)
         return unwrap(model).get_submodule(path) if path else model
 
+    def _untrained(self, module: nn.Module) -> nn.Module:
+        """Return a module that is no part of the model, in float64 where all else is computed in that."""
+        if not _is_in_double():
+            return module
+        if id(module) not in self.in_double:
+            self.in_double[id(module)] = copy.deepcopy(module).double()
+        return self.in_double[id(module)]
+
     @cached_property
-    def _overwritten(self) -> list[Number]:
-        return [n for call in self.calls if (n := call.changes) in self.tensors and n is not None]
+    def _differentiates(self) -> bool:
+        """Whether a gradient is a part of the loss, which needs the graph whoever asks for the loss."""
+        return any(call.name == "grad" for call in self.calls)
 
 
-def _apart(a: Any, b: Tensor) -> bool:
-    """Return whether two tensors differ by more than rounding."""
+def _is_in_double() -> bool:
+    """Return whether all is computed in float64."""
+    return torch.get_default_dtype() is torch.float64
+
+
+def _as_all_else(x: Tensor) -> Tensor:
+    """Return a tensor that a script made, such as a first state of zeros, in float64 where all else is."""
+    return x.double() if _is_in_double() and isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def apart(a: Any, b: Any) -> bool:
+    """Return whether two tensors or numbers differ, those that are not whole by more than rounding."""
+    if isinstance(b, int):
+        return a != b
+    if isinstance(b, float):
+        rounding = ROUNDINGS * torch.finfo(torch.float32).eps
+        return not isinstance(a, (int, float)) or not math.isclose(a, b, rel_tol=rounding)
     if not isinstance(a, Tensor) or a.shape != b.shape:
         return True
-    if not b.is_floating_point():
+    if not b.dtype.is_floating_point:
         return not torch.equal(a.detach(), b.detach())
-    size = float(b.detach().abs().max()) if b.numel() else 0.0
-    apart = float((a.detach().double() - b.detach().double()).abs().max()) if b.numel() else 0.0
-    return apart > ROUNDINGS * torch.finfo(b.dtype).eps * max(size, 1e-30)
+    # in a low precision so many roundings would be half of the number
+    tolerance = min(ROUNDINGS * torch.finfo(b.dtype).eps, MOST_APART)
+    return b.is_apart(a, tolerance) if isinstance(b, Outline) else _tensors_apart(a, b, tolerance)
+
+
+def _tensors_apart(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Return whether two tensors of numbers that are not whole differ by more than this share."""
+    wide, other = a.detach().double(), b.detach().double()
+    if torch.equal(wide, other):
+        return False
+    return float((wide - other).norm()) > tolerance * float(other.norm())
 
 
 def _tensor_at(model: nn.Module, path: str) -> Tensor:
     owner, _, name = path.rpartition(".")
     return getattr(model.get_submodule(owner), name)
-
-
-# ------------------------------------------------------------------------------------- from a recording
-
-
-def flow_of(micro_batch: MicroBatch) -> Flow:
-    """Return the flow that leads to the loss of a micro-batch, before the script scaled it for its backward
-    pass.
-
-    Raises NotRepeatableError if no module with parameters takes part in it.
-    """
-    calls = ancestors(micro_batch.calls, micro_batch.loss)
-    loss, factor = _unscaled(calls, micro_batch)
-    calls = ancestors(calls, loss)
-    modules = [call.module for call in calls if call.module is not None]
-    computed = {number for call in calls for number in call.results}
-    read = {number for call in calls for number in call.reads} - computed
-    if not modules:
-        raise NotRepeatableError(
-            "no call of a module with parameters leads to the loss that the script differentiates; call the "
-            "model, as in model(x)"
-        )
-    objects = {n: micro_batch.tensors[n] for n in read}
-    read_directly = [x for x in objects.values() if isinstance(x, nn.Parameter)]
-    model = common_module(modules, read_directly, micro_batch.module_names)
-    paths = {id(module): path for path, module in reversed([*model.named_modules()])}
-    named = {id(x): path for path, x in [*model.named_buffers(), *model.named_parameters()]}
-    parameters = {n: named[id(x)] for n, x in objects.items() if id(x) in named}
-    cut = _Cut(calls, parameters, micro_batch)
-    calls = cut.kept
-    computed = {number for call in calls for number in call.results}
-    read = {number for call in calls for number in call.reads} - computed - parameters.keys()
-    return Flow(
-        model=model,
-        calls=tuple(calls),
-        loss=loss,
-        modules={id(m): paths[id(unwrap(m))] for m in modules},
-        parameters={n: path for n, path in parameters.items() if any(n in call.reads for call in calls)},
-        leaves=_named([n for n in cut.begins if n in read], calls, micro_batch.names),
-        tensors={n: micro_batch.before.get(n, micro_batch.tensors[n]) for n in read},
-        factor=factor,
-        scale=micro_batch.scale,
-    )
-
-
-def _unscaled(calls: Sequence[RecordedCall], micro_batch: MicroBatch) -> tuple[Number, float]:
-    """Return the loss before the last calls that only multiply or divide it by a number, and their factor."""
-    loss, factor = micro_batch.loss, 1.0
-    for call in reversed(calls):
-        if loss not in call.results or call.name not in SCALING or len(call.reads) != 1:
-            break
-        args, _ = call.with_values({n: Reference(n) for n in call.reads})
-        numbers = [x for x in args if isinstance(x, (int, float))]
-        if len(args) != 2 or len(numbers) != 1:
-            break
-        if call.name in ("div", "true_divide", "__truediv__") and isinstance(args[0], Reference):
-            factor /= numbers[0]
-        elif call.name in ("mul", "multiply", "__mul__", "__rmul__"):
-            factor *= numbers[0]
-        else:
-            break
-        loss = call.reads[0]
-    return loss, factor
-
-
-def ancestors(calls: Sequence[RecordedCall], number: Number) -> list[RecordedCall]:
-    """Return the calls on which a value depends, in their order."""
-    needed, used = {number}, list[RecordedCall]()
-    for call in reversed(calls):
-        if needed.intersection(call.results):
-            used.append(call)
-            needed.update(call.reads)
-            if call.changes is not None:
-                needed.add(call.changes)
-    return used[::-1]
-
-
-def common_module(
-    modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter], names: Mapping[int, str]
-) -> nn.Module:
-    """Return the smallest module alive that holds these modules and parameters; one that is made for them if
-    there is none, as where an encoder and a decoder are called in turn.
-    """
-    wanted = {id(unwrap(m)) for m in modules}
-    tensors = {id(p) for p in parameters}
-    candidates = [unwrap(module) for module in modules]
-    # by their type: asking an object for its class may run code of its own
-    candidates += [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
-    best: tuple[int, nn.Module] | None = None
-    for candidate in candidates:
-        inside = {id(m) for m in candidate.modules()}
-        holds_all = wanted <= inside and tensors <= {id(p) for p in candidate.parameters()}
-        if holds_all and (best is None or len(inside) < best[0]):
-            best = len(inside), candidate
-    return best[1] if best is not None else _joined(modules, parameters, names)
-
-
-class Together(nn.Module):
-    """Modules that one step calls, and that no module holds."""
-
-
-def _joined(
-    modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter], names: Mapping[int, str]
-) -> nn.Module:
-    """Return a module that holds these, under the names that the script or their classes give them."""
-    together, used = Together(), Counter[str]()
-    # a name may be that of one of Module's own attributes, as "train" is
-    names = {key: name for key, name in names.items() if not hasattr(together, name)}
-    outermost = [m for m in dict.fromkeys(modules) if not any(m is not o and _holds(o, m) for o in modules)]
-    for module in outermost:
-        name = names.get(id(module)) or names.get(id(unwrap(module))) or type(module).__name__.lower()
-        used[name] += 1
-        together.add_module(name if used[name] == 1 else f"{name}_{used[name]}", unwrap(module))
-    known = {id(p) for p in together.parameters()}
-    for i, parameter in enumerate(p for p in dict.fromkeys(parameters) if id(p) not in known):
-        together.register_parameter(f"parameter_{i}", parameter)
-    return together
-
-
-def _holds(outer: nn.Module, inner: nn.Module) -> bool:
-    return any(module is inner for module in outer.modules())
-
-
-# ------------------------------------------------------------------------------- where the batch begins
-
-
-class _Cut:
-    """Where a batch begins among the calls that lead to a loss.
-
-    A tensor belongs to the batch if its first axis is as long as that of the first tensor that a module
-    takes. What is computed of the batch alone, such as slices and masks, is computed again; what was read out
-    of a store of data, or stacked from single rows, is where the batch begins.
-    """
-
-    def __init__(
-        self, calls: Sequence[RecordedCall], parameters: Iterable[Number], micro_batch: MicroBatch
-    ) -> None:
-        self._tensors = micro_batch.tensors
-        self._rows = _rows(calls, micro_batch)
-        self._made = {number for call in calls for number in call.results}
-        self._parameters = set(parameters)
-        self._of_model = set(self._parameters)
-        """Values that depend on parameters."""
-        self._of_batch: set[Number] = set()
-        """The batch's tensors, and what is computed of them alone."""
-        self.begins: dict[Number, None] = {}
-        """The batch's tensors, in order."""
-        self.kept = [call for call in calls if self._is_kept(call)]
-
-    def _is_kept(self, call: RecordedCall) -> bool:
-        """Return whether a call belongs to what makes a loss of a batch, and not to what made the batch."""
-        of_model = call.module is not None or not self._of_model.isdisjoint(call.reads)
-        if of_model:
-            self._of_model.update(call.results)
-        for number in call.reads:
-            if number not in self._made and number not in self._parameters:
-                self._enter(number)
-        if of_model:
-            return True
-        if self._is_about_the_batch(call):
-            self._of_batch.update(call.results)
-            return True
-        for number in call.results:
-            self._enter(number)
-        return False
-
-    def _enter(self, number: Number) -> None:
-        """Let the batch begin with a tensor, if it looks like one of a batch."""
-        x = self._tensors[number]
-        if x.ndim >= 2 and x.shape[0] == self._rows:
-            self.begins[number] = None
-            self._of_batch.add(number)
-
-    def _is_about_the_batch(self, call: RecordedCall) -> bool:
-        reads = call.reads
-        if self._of_batch.isdisjoint(reads):
-            return False
-        if call.name in READING and reads[0] not in self._of_batch:
-            return False
-        # other tensors are constants that broadcast, such as positions; a larger one is a store of data
-        largest = max(self._tensors[n].numel() for n in call.results)
-        return all(n in self._of_batch or self._tensors[n].numel() <= largest for n in reads)
-
-
-def _rows(calls: Iterable[RecordedCall], micro_batch: MicroBatch) -> int:
-    for call in calls:
-        if call.module is not None:
-            for number in call.reads:
-                if (x := micro_batch.tensors[number]).ndim:
-                    return x.shape[0]
-    return 0
-
-
-def _named(
-    numbers: Sequence[Number], calls: Sequence[RecordedCall], names: Mapping[Number, str]
-) -> dict[Number, str]:
-    """Return a name for each tensor of the batch: the argument of a module that takes it, or the script's."""
-    chosen: dict[Number, str] = {}
-    for number in numbers:
-        name = names.get(number) or next(_arguments_called(number, calls), "") or "tensor"
-        used, unique, i = set(chosen.values()), name, 2
-        while unique in used:
-            unique, i = f"{name}_{i}", i + 1
-        chosen[number] = unique
-    return chosen
-
-
-def _arguments_called(number: Number, calls: Iterable[RecordedCall]) -> Iterator[str]:
-    for call in calls:
-        if call.module is None or number not in call.reads:
-            continue
-        args, kwargs = call.with_values({n: Reference(n) for n in call.reads})
-        bound = inspect.signature(call.module.forward).bind_partial(*args, **kwargs).arguments
-        for name, value in bound.items():
-            if isinstance(value, Reference) and value.number == number:
-                yield name

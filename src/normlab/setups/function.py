@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 from normlab.errors import UserError
+from normlab.setups.callers import is_library
+from normlab.setups.given import setup_in
 from normlab.setups.named import NamedSetup
 from normlab.setups.setup import Setup
 from normlab.trace.restore import same_random_state
@@ -97,7 +99,7 @@ def called(value: Any, reference: str, seed: int, **size: int) -> Setup:
     """
     if not callable(value) or isinstance(value, nn.Module):
         _require_sizes(size, {}, reference)
-        return Setup.of(cast("Any", value))
+        return setup_in(cast("Any", value), reference)
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(TypeError, ValueError):  # from functions written in C
         parameters = inspect.signature(value).parameters
@@ -110,7 +112,8 @@ def called(value: Any, reference: str, seed: int, **size: int) -> Setup:
         asked = ", ".join(n for n in parameters if n in needed)
         raise UserError(f"{reference} needs the arguments {asked}; {rest}")
     seeded = "seed" in parameters
-    setup = Setup.of(_guard(lambda: value(**size, **({"seed": seed} if seeded else {})), reference))
+    returned = _guard(lambda: value(**size, **({"seed": seed} if seeded else {})), reference)
+    setup = setup_in(returned, f"{reference}()" if ":" in reference else f"{reference}:setup()")
     if not seeded or setup.make is not None:
         return setup
     return replace(setup, make=lambda: Setup.of(value(**size, seed=draw_seed())).model)
@@ -137,8 +140,8 @@ def _guard(run: Callable[[], Any], what: str) -> Any:
     except (KeyboardInterrupt, UserError):
         raise
     except BaseException as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-        at = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_library(f.filename)]
+        at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         hint = ""
         if isinstance(error, SystemExit):
             hint = '; put the code that trains under if __name__ == "__main__":'

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
+import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -12,10 +13,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.errors import UserError
+from normlab.base.memory import available_bytes
+from normlab.errors import UserError, in_one_line
 from normlab.setups.function import draw_seed
+from normlab.setups.hub import CONFIGURATION, folder_of
 from normlab.setups.named import NamedSetup
 from normlab.setups.setup import Declaration, Setup
+from normlab.setups.shrink import LARGE, Build, count_parameters, shrunk, within_reason
+from normlab.setups.sizes import entries
 from normlab.trace.restore import same_random_state
 
 ROWS: Final = 4
@@ -28,39 +33,32 @@ COPIES: Final = 8
 Batch = dict[str, Tensor]
 
 
-def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = False) -> NamedSetup:
-    """Build the model that ``config.json`` in a folder describes, with weights drawn from a seed.
+def setup_from_configuration(
+    source: str | Path, *, seed: int, trust_remote_code: bool = False, shrink: bool | None = None
+) -> NamedSetup:
+    """Build the model that a ``config.json`` describes, with weights drawn from a seed.
 
-    Nothing is downloaded and no weights are read. Raises UserError for a folder without a configuration, for
-    one that names code of its own (``auto_map``) unless that is trusted, for an architecture without a loss,
-    and for a model that does not fit in memory.
+    ``source`` is a folder, or the name of a model on the Hub or in its local cache. No weights are read. A
+    model of more than ``LARGE`` parameters is replaced by a smaller one of the same architecture, unless
+    ``shrink`` is False; with True, any model is.
+
+    Raises UserError if there is no configuration, for one that names code of its own (``auto_map``, kernels)
+    unless that is trusted, for an architecture without a loss, for a model that cannot be shrunk, and for one
+    that does not fit in memory.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise UserError("hf: needs transformers; type: pip install 'normlab[hf]'") from error
-    content = _read(folder)
-    if _names_code(content) and not trust_remote_code:
-        raise UserError(
-            f"{folder}/config.json names code of its own (auto_map), which would be run; read it first, then "
-            "type --trust-remote-code"
-        )
-    try:
-        config = transformers.AutoConfig.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=trust_remote_code
-        )
-    except Exception as error:
-        raise UserError(f"transformers cannot read {folder}/config.json: {_line(error)}") from error
-    build, head = _builder(transformers, config, trusted=trust_remote_code)
-    _require_memory(build, folder)
+    given = _Given.of(str(source), trusted=trust_remote_code)
+    config, build, head, facts = _model_of(given, shrink=shrink)
     with same_random_state(seed):
         try:
-            model = build()
+            model = build(config)
         except Exception as error:
-            raise UserError(f"no model can be built from {folder}/config.json: {_line(error)}") from error
+            raise UserError(f"no model can be built from {source}: {in_one_line(error)}") from error
         batch = HEADS[head](config, torch.Generator().manual_seed(seed))
+    head_over_words: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    # a default of the library is no word, and a classifier has no head over words that could be tied
+    is_tied = given.content.get("tie_word_embeddings") is True and head_over_words is not None
     declare = Declaration(
-        tied=True if getattr(config, "tie_word_embeddings", None) else None,
+        tied=is_tied or None,
         pad_id=_id(config, "pad_token_id"),
         eos_id=_id(config, "eos_token_id"),
         init="class",
@@ -69,24 +67,100 @@ def setup_from_folder(folder: Path, *, seed: int, trust_remote_code: bool = Fals
 
     def make() -> nn.Module:
         torch.manual_seed(draw_seed())
-        return build()
+        return build(config)
 
-    facts = {"configuration": str(folder), "weights": f"drawn from seed {seed}"}
     setup = Setup(model, batch, declare=declare, make=make)
-    return NamedSetup(f"{type(model).__name__} of {folder}", setup, facts)
+    facts = {"configuration": str(source), "weights": f"drawn from seed {seed}", **facts}
+    return NamedSetup(f"{type(model).__name__} of {source}", setup, facts)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A configuration as it was given."""
+
+    library: Any
+    """The package transformers."""
+    source: str
+    folder: Path
+    content: Mapping[str, Any]
+    trusted: bool
+
+    @classmethod
+    def of(cls, source: str, *, trusted: bool) -> _Given:
+        """Find a configuration and read it."""
+        try:
+            import transformers
+        except ImportError as error:
+            raise UserError("hf: needs transformers; type: pip install 'normlab[hf]'") from error
+        folder = folder_of(source)
+        content = _read(folder)
+        if not trusted:
+            _refuse_code(content, f"config.json of {source}")
+        return cls(transformers, source, folder, content, trusted)
+
+    def config(self) -> Any:
+        """Return it as an object of transformers; code is found by the name that was given."""
+        return self._loaded(self.source if self.trusted else str(self.folder), trusted=self.trusted)
+
+    def with_content(self, content: Mapping[str, Any]) -> Any:
+        """Return an object of transformers with other content; code of its own is not looked for."""
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, CONFIGURATION).write_text(json.dumps(content))
+            return self._loaded(folder, trusted=False)
+
+    def _loaded(self, place: str, *, trusted: bool) -> Any:
+        read = self.library.AutoConfig.from_pretrained
+        try:
+            return read(place, local_files_only=not trusted, trust_remote_code=trusted)
+        except Exception as error:
+            say = f"transformers cannot read config.json of {self.source}"
+            raise UserError(f"{say}: {in_one_line(error)}") from error
+
+
+def _model_of(given: _Given, *, shrink: bool | None) -> tuple[Any, Build, str, dict[str, str]]:
+    """Return the configuration of the model that is checked, a function that builds it, the kind of its head,
+    and what was done to the configuration.
+    """
+    content, asked = within_reason(given.content)
+    config = given.with_content(content) if asked else given.config()
+    build, head = _builder(given.library, config, trusted=given.trusted)
+    try:
+        parameters = count_parameters(build, config, asked)
+    except Exception as error:
+        raise UserError(f"no model can be built from {given.source}: {in_one_line(error)}") from error
+    if shrink or (shrink is None and parameters > LARGE):
+        smaller = shrunk(config, build, asked)
+        return smaller.config, build, head, {"shrunk": f"from {parameters:,} {smaller}"}
+    _require_memory(parameters, given.source)
+    return given.config() if asked else config, build, head, {}
 
 
 def _read(folder: Path) -> Mapping[str, Any]:
-    file = folder / "config.json"
+    file = folder / CONFIGURATION
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{file} cannot be read: {_line(error)}; name a folder that holds a config.json"
+            f"{file} cannot be read: {in_one_line(error)}; name a folder that holds a config.json"
         ) from error
     if not isinstance(content, dict):
         raise UserError(f"{file} holds {type(content).__name__}, and must hold an object")
     return content
+
+
+def _refuse_code(content: Mapping[str, Any], what: str) -> None:
+    """Raise UserError for a configuration that names code outside the library."""
+    if _names_code(content):
+        raise UserError(
+            f"{what} names code of its own (auto_map), which would be run; read it first, then type "
+            "--trust-remote-code"
+        )
+    for path, value in entries(content):
+        if any(str(part).endswith("_implementation") for part in path) and "/" in str(value):
+            raise UserError(
+                f"{what} names code of {value} ({'.'.join(map(str, path))}), which would be downloaded and "
+                "run; leave that entry out, or read the code first and type --trust-remote-code"
+            )
 
 
 def _names_code(value: Any) -> bool:
@@ -96,9 +170,9 @@ def _names_code(value: Any) -> bool:
     return isinstance(value, list) and any(map(_names_code, value))
 
 
-def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Callable[[], nn.Module], str]:
-    """Return a function that draws the model, and the kind of its head: its architecture's, or the first kind
-    that its type has.
+def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Build, str]:
+    """Return a function that draws the model of a configuration, and the kind of its head: that of its
+    architecture, or the first that its type has.
     """
     architecture = next(iter(config.architectures or ()), "")
     ends = {"LMHeadModel": "CausalLM", **{f"For{head}": head for head in HEADS}}
@@ -107,33 +181,24 @@ def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Callable[[], 
         auto = getattr(library, f"AutoModelFor{_AUTO.get(head, head)}")
         remote = f"AutoModelFor{_AUTO.get(head, head)}" in (getattr(config, "auto_map", None) or {})
         if type(config) in auto._model_mapping or remote:
-            return partial(auto.from_config, config, trust_remote_code=trusted), head
-    one = getattr(library, architecture, None)
-    if kind and isinstance(one, type) and issubclass(one, library.PreTrainedModel):
-        return partial(one, config), kind
+            return partial(auto.from_config, trust_remote_code=trusted), head
+    named = getattr(library, architecture, None)
+    if kind and isinstance(named, type) and issubclass(named, library.PreTrainedModel):
+        return named, kind
     raise UserError(
         f"{architecture or type(config).__name__} has no head for which a batch can be made; name one in "
         f'"architectures" of config.json, that ends in For{", For".join(HEADS)}, or write a function setup()'
     )
 
 
-def _require_memory(build: Callable[[], nn.Module], folder: Path) -> None:
-    try:
-        with torch.device("meta"):
-            parameters = sum(p.numel() for p in build().parameters())
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except Exception:  # some models cannot be built without numbers
-        return
+def _require_memory(parameters: int, source: str) -> None:
+    free = available_bytes()
     if (needed := 4 * COPIES * parameters) > free:
         raise UserError(
-            f"the model of {folder} has {parameters:,} parameters: a check needs about {needed / 2**30:.0f} "
-            f"GiB of memory, and {free / 2**30:.0f} are free; lower num_hidden_layers, the width or the "
-            "vocabulary in a copy of its configuration"
+            f"the model of {source} has {parameters:,} parameters: a check needs about {needed / 2**30:.0f} "
+            f"GiB of memory, and {free / 2**30:.0f} are free; type --shrink, or lower num_hidden_layers, the "
+            "width or the vocabulary in a copy of its configuration"
         )
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _id(config: Any, name: str) -> int | None:
@@ -143,7 +208,9 @@ def _id(config: Any, name: str) -> int | None:
 
 
 def _text(config: Any, generator: torch.Generator) -> Batch:
-    """Ids of ``ROWS`` rows of different lengths, padded on the right, with the mask of the padding."""
+    """Ids of ``ROWS`` texts of different lengths, each with its end, padded on the right, with the mask of
+    the padding.
+    """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     vocabulary = int(text.vocab_size)
     longest = [
@@ -158,8 +225,11 @@ def _text(config: Any, generator: torch.Generator) -> Batch:
     ids = words[torch.randint(len(words), (ROWS, width), generator=generator)]
     lengths = torch.tensor([width, width - width // 4, width, width - width // 2])
     real = torch.arange(width) < lengths[:, None]
+    end = _id(text, "eos_token_id")
     if pad is None:
         return {"input_ids": ids}
+    if end is not None:
+        ids[torch.arange(ROWS), lengths - 1] = end
     return {"input_ids": ids.masked_fill(~real, pad), "attention_mask": real.long()}
 
 

@@ -5,45 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import apis
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 from torch.utils.data import dataloader
 
+from normlab.setups.process import set_stance, stance
 from normlab.setups.recorder import Recorder
 from normlab.setups.recording import Event
 
+RecorderT = TypeVar("RecorderT", bound=Recorder)
 Patch: TypeAlias = Callable[[Recorder, Any], Any]
 """``patch(recorder, original)``: what stands in place of the original while a script is recorded."""
 
 
 @contextmanager
-def recorded(*, steps: int = 2) -> Iterator[Recorder]:
-    """Record inside this block; what is patched for it is restored, whatever is raised.
-
-    The script is ended by ``EnoughSeen`` when an optimizer is stepped for the time that ``steps`` says: the
-    second by default, since what a loop does after its first step, such as stepping a schedule, belongs to
-    that step.
+def recorded(recorder: RecorderT) -> Iterator[RecorderT]:
+    """Record inside this block; what is patched for it is restored, whatever is raised. The recorder ends the
+    script by ``EnoughSeen``.
     """
-    recorder = Recorder(steps)
     with ExitStack() as stack:
         for owner, name, patch in PATCHES:
             original = vars(owner)[name]  # as it is defined: a class method is not bound here
             stack.callback(setattr, owner, name, original)
             setattr(owner, name, patch(recorder, original))
-        stack.callback(_compile_again, recorder)
+        stack.callback(_compile_again, recorder, stance())
         stack.callback(recorder.end)
         stack.enter_context(recorder)
         yield recorder
 
 
-def _compile_again(recorder: Recorder) -> None:
+def _compile_again(recorder: Recorder, before: Any) -> None:
     if recorder.recording.compiled:
-        torch.compiler.set_stance("default")
+        set_stance(before)
 
 
 def _module_call(recorder: Recorder, call: Any) -> Any:
@@ -56,11 +55,26 @@ def _backward(recorder: Recorder, backward: Any) -> Any:
     return lambda loss, *args, **kwargs: recorder.backward(backward, loss, *args, **kwargs)
 
 
+def _gradient(recorder: Recorder, grad: Any) -> Any:
+    """A gradient of parameters that is asked for ends a micro-batch as well."""
+
+    @wraps(grad)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        return recorder.gradient(grad, *args, **kwargs)
+
+    return gradient
+
+
+def _vectorized(recorder: Recorder, vmap: Any) -> Any:
+    """What ``torch.func.vmap`` calls gets tensors of another kind, so it is one call."""
+    return lambda function, *args, **kwargs: recorder.call_function(vmap, function, *args, **kwargs)
+
+
 def _apply(recorder: Recorder, apply: Any) -> Any:
     """A function with a backward pass of its own is one call: its parts have another gradient."""
 
     def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        return recorder.apply_function(apply.__get__(None, kind), kind, *args, **kwargs)
+        return recorder.call_function(apply.__get__(None, kind), *args, **kwargs)
 
     return classmethod(applied)
 
@@ -71,7 +85,9 @@ def _fetch(recorder: Recorder, fetch: Any) -> Any:
     @wraps(fetch)
     def fetched(batches: Any) -> Any:
         with recorder.paused():
-            return fetch(batches)
+            batch = fetch(batches)
+        recorder.add_loaded(batch)
+        return batch
 
     return fetched
 
@@ -82,8 +98,8 @@ def _clip(recorder: Recorder, clip: Any) -> Any:
     @wraps(clip)
     def clipped(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
         held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        recorder.note(Event("clip", held, float(max_norm)))
-        return clip(held, max_norm, *args, **kwargs)
+        with recorder.changing_gradients(Event("clip", held, largest_norm=float(max_norm))):
+            return clip(held, max_norm, *args, **kwargs)
 
     return clipped
 
@@ -112,9 +128,10 @@ def _unscale(recorder: Recorder, unscale: Any) -> Any:
 
     @wraps(unscale)
     def unscaled(scaler: Any, optimizer: Optimizer) -> None:
-        if scaler.is_enabled():
-            recorder.note(Event("unscale", optimizer))
-        unscale(scaler, optimizer)
+        if not scaler.is_enabled():
+            return
+        with recorder.changing_gradients(Event("unscale", optimizer)):
+            unscale(scaler, optimizer)
 
     return unscaled
 
@@ -137,7 +154,7 @@ def _make_scheduler(recorder: Recorder, make: Any) -> Any:
 
     @wraps(make)
     def made(scheduler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        with recorder.stepping_freely(optimizer):
+        with recorder.stepping_freely(optimizer), recorder.scheduling():
             make(scheduler, optimizer, *args, **kwargs)
         recorder.add_scheduler(scheduler)
 
@@ -145,13 +162,15 @@ def _make_scheduler(recorder: Recorder, make: Any) -> Any:
 
 
 def _schedule(recorder: Recorder, step: Any) -> Any:
-    """A schedule's steps are a part of the loop."""
+    """A schedule's steps are a part of the loop; those of the schedules that it is made of are its own."""
 
     @wraps(step)
     def stepped(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(scheduler is known for known in recorder.recording.schedulers):
+        is_known = any(scheduler is known for known in recorder.recording.schedulers)
+        if is_known and not recorder.is_scheduling:
             recorder.note(Event("schedule", scheduler))
-        return step(scheduler, *args, **kwargs)
+        with recorder.scheduling():
+            return step(scheduler, *args, **kwargs)
 
     return stepped
 
@@ -160,6 +179,8 @@ PATCHES: Final[tuple[tuple[Any, str, Patch], ...]] = (
     (nn.Module, "__call__", _module_call),
     (Tensor, "backward", _backward),
     (torch.autograd, "backward", _backward),
+    (torch.autograd, "grad", _gradient),
+    (apis, "vmap_impl", _vectorized),
     (torch.autograd.Function, "apply", _apply),
     (dataloader._BaseDataLoaderIter, "__next__", _fetch),
     (clip_grad, "_clip_grads_with_norm_", _clip),
@@ -169,6 +190,11 @@ PATCHES: Final[tuple[tuple[Any, str, Patch], ...]] = (
     (Optimizer, "__init__", _make_optimizer),
     (LRScheduler, "__init__", _make_scheduler),
     (LRScheduler, "step", _schedule),
+    # these two call no constructor of their base, and step by themselves
+    (SequentialLR, "__init__", _make_scheduler),
+    (SequentialLR, "step", _schedule),
+    (ChainedScheduler, "__init__", _make_scheduler),
+    (ChainedScheduler, "step", _schedule),
     (ReduceLROnPlateau, "__init__", _make_scheduler),
     (ReduceLROnPlateau, "step", _schedule),
 )

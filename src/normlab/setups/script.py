@@ -1,195 +1,177 @@
-"""Setups from a training script, which runs unchanged until its first optimizer step."""
+"""Setups from a training script, which runs unchanged until its first steps were seen."""
 
 from __future__ import annotations
 
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-
-from normlab.base.units import count
 from normlab.errors import UserError
-from normlab.setups.flow import Flow, flow_of
+from normlab.setups.callers import is_library
+from normlab.setups.ending import EnoughSeen
+from normlab.setups.files import KeptFileError
+from normlab.setups.harvest import Harvester
 from normlab.setups.named import NamedSetup
 from normlab.setups.patches import recorded
-from normlab.setups.recorder import EnoughSeen, parameters_of
-from normlab.setups.recording import Event, Number, Recording
-from normlab.setups.setup import Setup
-from normlab.trace.restore import same, same_random_state
-from normlab.trace.tensors import unwrap
+from normlab.setups.process import same_process
+from normlab.setups.window import setup_from_recording
+from normlab.setups.withheld import saving_withheld
+from normlab.trace.restore import same_random_state
 
 OFFLINE: Final = {
     "WANDB_MODE": "offline",
+    "WANDB_DIR": "{folder}",
     "TRACKIO_OFFLINE": "1",
-    "MLFLOW_TRACKING_URI": "file:///dev/null",
+    "TRACKIO_DIR": "{folder}",
+    "MLFLOW_TRACKING_URI": "file://{folder}",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
-"""What tells trackers that a script starts to send nothing, unless the user has set these variables."""
+"""What tells trackers that a script starts to send nothing, and to write to a folder that is removed, unless
+the user has set these variables.
+"""
 
 
-def setup_from_recording(recording: Recording, title: str) -> NamedSetup:
-    """Return the setup that a recording shows.
+@dataclass(frozen=True)
+class Script:
+    """A script as it is typed: its file, or its module, and its own arguments."""
 
-    Raises UserError if no step was seen, and NotRepeatableError if the step cannot be computed again.
-    """
-    window = recording.first_window
-    if not window:
-        raise UserError(
-            f"{title} ended without a step of an optimizer after a backward pass, so there is no training "
-            "step to look at; name a script that trains, with the arguments that it needs after --"
-        )
-    flows = [flow_of(micro_batch) for micro_batch in window]
-    for i, flow in enumerate(flows):
-        # a count over the whole window reads the labels of its other micro-batches, which stay as they are
-        others = set[Number]().union(*(other.entering_modules for other in flows if other is not flow))
-        flows[i] = flow.holding(others - flow.entering_modules)
-    flows[0].prove(window[0])
-    model, step = flows[0].model, WindowStep(flows, recording.events_of_first_step)
-    trained = {id(p) for p in model.parameters()}
-    optimizers = [o for o in recording.optimizers if any(id(p) in trained for p in parameters_of(o))]
-    groups = [id(o.param_groups) for o in optimizers]
-    # a wrapper around an optimizer, such as Accelerate's, shows the groups of what it wraps
-    schedulers = [s for s in recording.schedulers if id(getattr(s.optimizer, "param_groups", None)) in groups]
-    joined = step.joined_batch()
-    setup = Setup(
-        model,
-        flows[0].batch if joined is None else joined,
-        loss=flows[0].loss_of,
-        optimizer=(optimizers[0] if len(optimizers) == 1 else optimizers) if optimizers else None,
-        scheduler=schedulers[0] if len(schedulers) == 1 else None,
-        step=None if joined is None else step,
-    )
-    return NamedSetup(f"{type(model).__name__} of {title}", setup, _facts(recording, len(window), joined))
+    name: str
+    arguments: Sequence[str] = ()
+    is_module: bool = False
 
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """Put the script's folder first on ``sys.path`` in this block; then the process is as before."""
+        with same_process():
+            sys.path.insert(0, str(Path.cwd() if self.is_module else Path(self.name).resolve().parent))
+            yield
 
-def _facts(recording: Recording, micro_batches: int, joined: Any) -> dict[str, str]:
-    facts = {"recorded": count(micro_batches, "micro-batch")}
-    if joined is None:
-        facts["recorded"] += ", of which the first is examined, since they differ in shape"
-    if recording.compiled:
-        facts["compiled"] = "run as it was written"
-    return facts
+    def run(self) -> None:
+        """Run it as ``__main__`` with its own ``sys.argv``, inside its surroundings.
 
-
-class WindowStep:
-    """The whole step as a script makes it: a backward pass for each micro-batch, clipping, optimizers,
-    schedules.
-
-    It takes the batch of all micro-batches, and divides it into rows as the script did.
-    """
-
-    def __init__(self, flows: Sequence[Flow], events: Sequence[Event]) -> None:
-        self.flows = flows
-        self.rows = [_rows_of(flow.batch) for flow in flows]
-        paths = {id(p): path for path, p in flows[0].model.named_parameters()}
-        self.after: list[tuple[str, list[str], float]] = []
-        """What follows the backward passes, in order: the kind, the parameters of a clip, and its norm."""
-        for event in events:
-            clipped = event.subject if event.kind == "clip" else []
-            names = [paths[id(p)] for p in clipped if id(p) in paths]
-            self.after.append((event.kind, names, event.largest_norm or 0.0))
-
-    def joined_batch(self) -> dict[str, Tensor] | None:
-        """Return the rows of all micro-batches as one batch; None if they cannot be joined, or if the loss of
-        a micro-batch cannot be computed of all of them at once.
+        Raises UserError for a script that is not there, that raises, or that exits with an error.
         """
-        first = self.flows[0]
-        if len(self.flows) == 1:
-            return first.batch
-        shapes = [{name: x.shape[1:] for name, x in flow.batch.items()} for flow in self.flows]
-        if any(shape != shapes[0] for shape in shapes):
-            return None
-        batch = {name: torch.cat([flow.batch[name] for flow in self.flows]) for name in first.batch}
-        with torch.no_grad(), same(first.model, batch, parameters=False), same_random_state():
-            try:
-                first.loss_of(first.model, batch)
-            except Exception:  # the script's own functions may insist on a number of rows
-                return None
-        return batch
+        if not self.is_module and not Path(self.name).is_file():
+            raise UserError(f"there is no file {self.name}; name your training script, as in train.py")
+        sys.argv[:] = [self.name, *self.arguments]
+        try:
+            if self.is_module:
+                runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(self.name, run_name="__main__")
+        except SystemExit as ended:
+            self._require_success(ended.code)
+        except UserError:
+            raise
+        except KeptFileError as error:
+            raise UserError(str(error)) from error
+        except Exception as error:
+            raise UserError(f"{self.name} raised {_in_one_line(error)}") from error
 
-    def __call__(
-        self, model: nn.Module, batch: Mapping[str, Tensor], optimizer: Any, scheduler: Any
-    ) -> Tensor:
-        """Make the step; return the mean of the losses."""
-        optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
-        for each in optimizers:
-            each.zero_grad()
-        losses = []
-        for flow, part, weight in self._parts(batch):
-            loss = flow.loss_of(model, part)
-            (loss * (flow.factor * flow.scale * weight)).backward()
-            losses.append(loss.detach())
-        self._finish(unwrap(model), optimizers, scheduler)
-        return torch.stack(losses).mean()
-
-    def _finish(self, model: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any) -> None:
-        """Do what the script did after its backward passes, in its order."""
-        parameters = dict(model.named_parameters())
-        for kind, clipped, norm in self.after:
-            if kind == "clip":
-                nn.utils.clip_grad_norm_([parameters[name] for name in clipped], norm)
-            elif kind == "unscale":
-                for p in parameters.values():
-                    if p.grad is not None:
-                        p.grad /= self.flows[0].scale
-            elif kind == "step":
-                for optimizer in optimizers:
-                    optimizer.step()
-            elif kind == "schedule" and scheduler is not None:
-                scheduler.step()
-
-    def _parts(self, batch: Mapping[str, Tensor]) -> Iterator[tuple[Flow, Mapping[str, Tensor], float]]:
-        """Yield each flow with its rows and a weight. A batch of another size is one part, with the weight of
-        the whole window.
-        """
-        if _rows_of(batch) != sum(self.rows):
-            total = sum(flow.factor for flow in self.flows)
-            yield self.flows[0], batch, total / self.flows[0].factor
+    def _require_success(self, code: Any) -> None:
+        if code in (None, 0):
             return
-        begin = 0
-        for flow, rows in zip(self.flows, self.rows, strict=True):
-            yield flow, {name: x[begin : begin + rows] for name, x in batch.items()}, 1.0
-            begin += rows
-
-
-def _rows_of(batch: Mapping[str, Tensor]) -> int:
-    return next(iter(batch.values())).shape[0]
+        given = f"on {' '.join(self.arguments)}" if self.arguments else "without arguments"
+        raise UserError(
+            f"{self.name} exits with {code!r} {given}; type what it needs after --, as in "
+            f"{self.name} -- --lr 3e-4"
+        )
 
 
 @contextmanager
 def setup_from_script(
-    file: str, arguments: Sequence[str] = (), *, module: bool = False
+    name: str,
+    arguments: Sequence[str] = (),
+    *,
+    module: bool = False,
+    batches: int = 1,
+    seconds: float = float("inf"),
+    seed: int | None = None,
+    optimizer: int = 1,
 ) -> Iterator[NamedSetup]:
-    """Run a script as ``__main__`` with these arguments up to its first optimizer step, and yield the setup
-    that it showed.
+    """Run a script in its surroundings, and yield the setup that it shows, see ``recorded_setup``."""
+    script = Script(name, arguments, module)
+    with script.surroundings():
+        yield recorded_setup(script, batches=batches, seconds=seconds, seed=seed, optimizer=optimizer)
 
-    The script has its own ``sys.argv`` and its folder first on ``sys.path``; what it prints goes to standard
-    error. Raises UserError for a script that raises, or that ends without a step.
+
+def recorded_setup(
+    script: Script,
+    *,
+    batches: int = 1,
+    seconds: float = float("inf"),
+    seed: int | None = None,
+    optimizer: int = 1,
+) -> NamedSetup:
+    """Run a script up to its first steps, and return the setup that it shows.
+
+    For more than one of its ``batches`` the script goes on, with its optimizers' steps left out, for so many
+    seconds at most. What the script prints goes to standard error, and what it saves is withheld. With a
+    ``seed``, random states begin there. Of several optimizers that step after passes of their own, as in a
+    GAN, the step of one is shown, by its number in the order of their first steps.
+
+    Raises UserError for a script that raises, or that ends without a step.
     """
-    with ExitStack() as stack:
-        stack.callback(_restore, list(sys.path), list(sys.argv), dict(os.environ))
-        sys.argv[:] = [file, *arguments]
-        os.environ.update({name: value for name, value in OFFLINE.items() if name not in os.environ})
-        with recorded() as recorder, redirect_stdout(sys.stderr), same_random_state():
-            try:
-                if module:
-                    runpy.run_module(file, run_name="__main__", alter_sys=True)
-                else:
-                    sys.path.insert(0, str(Path(file).resolve().parent))
-                    runpy.run_path(file, run_name="__main__")
-            except EnoughSeen:
-                pass
-        yield setup_from_recording(recorder.recording, file)
+    harvester = Harvester(batches, seconds, optimizer)
+    with (
+        trackers_offline(),
+        redirect_stdout(sys.stderr),
+        same_random_state(seed),
+        saving_withheld() as withheld,
+        recorded(harvester),
+    ):
+        try:
+            script.run()
+        except EnoughSeen:
+            pass
+        except UserError as error:
+            may_end = batches > 1 or isinstance(error.__cause__, KeptFileError)
+            if not may_end or not harvester.recording.first_window:
+                raise
+            harvester.ended_by = str(error)  # what it gave until then is of use
+    named = setup_from_recording(harvester.recording, script.name, harvester.proven, optimizer=optimizer)
+    return with_batches(replace(named, facts={**named.facts, **withheld.facts}), harvester, batches)
 
 
-def _restore(path: list[str], argv: list[str], environment: Mapping[str, Any]) -> None:
-    sys.path[:], sys.argv[:] = path, argv
-    os.environ.clear()
-    os.environ.update(environment)
+def with_batches(named: NamedSetup, harvester: Harvester, wanted: int) -> NamedSetup:
+    """Return a setup with the batches that were harvested, if more than one was wanted."""
+    if wanted == 1:
+        return named
+    batches = harvester.batches_like(named.setup)
+    said = f"{len(batches)} of the script's"
+    if harvester.ended_by:
+        said += f" ({wanted} were asked for, but {harvester.ended_by})"
+    setup = replace(named.setup, batches=batches)
+    return replace(named, setup=setup, facts={**named.facts, "batches": said})
+
+
+@contextmanager
+def trackers_offline() -> Iterator[None]:
+    """Tell trackers by their environment variables to stay offline inside this block, unless the user has set
+    them.
+    """
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        told = {
+            name: value.format(folder=folder) for name, value in OFFLINE.items() if name not in os.environ
+        }
+        os.environ.update(told)
+        try:
+            yield
+        finally:
+            for name, value in told.items():
+                if os.environ.get(name) == value:
+                    del os.environ[name]
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return the class and message of an exception, with the last line of the user's that ran."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_library(f.filename)]
+    at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"

@@ -8,18 +8,22 @@ from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError, nearest
-from normlab.trace.tensors import PARALLEL, Call, call_model, tensors_in, unwrapped
+from normlab.trace.tensors import PARALLEL, Call, call_model, copied_batch, tensors_in, unwrapped
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """``loss(model, batch)``: a scalar with its graph."""
 StepFunction = Callable[[nn.Module, Any, Any, Any], Any]
 """``step(model, batch, optimizer, scheduler)``: the whole training step on one batch; returns the loss."""
+Ability = Literal["loss", "gradient", "batch", "step", "rate"]
+"""What a recorded step may not allow: to compute its loss again, its gradient, either of another batch, what
+the script does with the gradient until its optimizer has stepped, or a step at the rate of the training.
+"""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,17 @@ def shown(value: Any) -> str:
     text = "" if isinstance(value, Tensor) else repr(value)
     short = text if 0 < len(text) <= 40 and "\n" not in text and " at 0x" not in text else ""
     return short or (f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__)
+
+
+def _returned(value: Any) -> str:
+    """Describe what a function returned in place of a setup."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, nn.Module):
+        return f"a model, {type(value).__name__}, without its batches"
+    if isinstance(value, (tuple, list)) and value:
+        return f"a {type(value).__name__} of {', '.join(type(part).__name__ for part in value)}"
+    return shown(value)
 
 
 def _whole(x: Any) -> bool:
@@ -180,7 +195,8 @@ class Setup:
     one. ``optimizer`` is one, a list of them, or a function of the model; ``scheduler`` has ``step()``, or is
     a function of the optimizer. ``step(model, batch, optimizer, scheduler)`` is a whole training step.
     ``make()`` draws the model afresh. ``lr`` is the intended rate. ``dev`` holds batches that are not trained
-    on, in the form of ``batches``; models are compared by them.
+    on, in the form of ``batches``; models are compared by them. ``cannot`` says what a recorded step does not
+    allow, and why.
 
     >>> setup = normlab.Setup(model, batch, loss=loss, optimizer=optimizer, declare={"pad_id": 0})
     >>> setup.batch is batch
@@ -197,6 +213,7 @@ class Setup:
     declare: Declaration = field(default_factory=Declaration)
     make: Callable[[], nn.Module] | None = None
     dev: Any = None
+    cannot: Mapping[Ability, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "declare", Declaration.of(self.declare))
@@ -221,21 +238,32 @@ class Setup:
             )
 
     @classmethod
-    def of(cls, value: Setup | Mapping[str, Any]) -> Setup:
-        """Return a setup; a mapping has the names of the fields. Raises UserError for other names."""
+    def of(cls, value: Setup | Mapping[str, Any], where: str = "setup()") -> Setup:
+        """Return a setup; a mapping has the names of the fields. Raises UserError for other names, and for
+        anything else that the function ``where`` returned.
+        """
         if isinstance(value, Setup):
             return value
         if not isinstance(value, Mapping):
-            raise UserError(f"setup() returned {shown(value)}, and must return a normlab.Setup or a dict")
+            raise UserError(
+                f"{where} returned {_returned(value)}; it must end with "
+                "return normlab.Setup(model, batches, loss=…, optimizer=…)"
+            )
         words = dict(value)
         if "batch" in words and "batches" not in words:
             words["batches"] = words.pop("batch")
         for word in words:
-            refuse_unknown(word, [f.name for f in fields(cls)], "setup()")
+            refuse_unknown(word, [f.name for f in fields(cls)], where)
         missing = [name for name in ("model", "batches") if name not in words]
         if missing:
-            raise UserError(f"setup() returned no {missing[0]!r}; it must hold a model and batches")
+            raise UserError(f"{where} returned no {missing[0]!r}; it must hold a model and batches")
         return cls(**words)
+
+    def require(self, *abilities: Ability) -> None:
+        """Raise UserError with the reason if the step does not allow one of these."""
+        for ability in abilities:
+            if ability in self.cannot:
+                raise UserError(self.cannot[ability])
 
     def by_wrapped(self) -> Setup:
         """Return the setup with functions that get a wrapped model if the user's own is data-parallel."""
@@ -268,7 +296,8 @@ class Setup:
         return isinstance(own, (Tensor, Mapping, tuple)) or hasattr(own, "keys") or not _iterable(own)
 
     def stream(self) -> Iterator[Any]:
-        """Yield batch after batch, without end: after the last one, ``batches`` is read again.
+        """Yield batch after batch, without end: after the last one, ``batches`` is read again. Every batch is
+        a copy, but for those of a list.
 
         Raises UserError if there is none, and for an iterator, which can be read only once.
         """
@@ -291,11 +320,13 @@ class Setup:
 
     def _pass(self) -> Iterator[Any]:
         batches = iter(self.batches)
+        # a loader may fill the same tensors again, while batches that are stored stay as they are
+        as_drawn = (lambda batch: batch) if isinstance(self.batches, (list, tuple)) else copied_batch
         try:
-            yield next(batches)
+            yield as_drawn(next(batches))
         except StopIteration:
             raise UserError("batches holds no batch; give one, or a re-iterable of some") from None
-        yield from batches
+        yield from map(as_drawn, batches)
 
 
 def _iterable(value: Any) -> bool:
@@ -304,20 +335,3 @@ def _iterable(value: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def setup_of(
-    where: str, model: Any, batch: Any, loss: Loss | None, rest: Mapping[str, Any], others: Sequence[str] = ()
-) -> Setup:
-    """Return the Setup that a function was given, or one made of a model, its batch and ``rest``; ``others``
-    are the function's own words. Raises UserError for a Setup with more, and for a word that neither has.
-    """
-    allowed = [f.name for f in fields(Setup) if f.name not in ("model", "batches", "loss")]
-    for word in rest:
-        refuse_unknown(word, [*allowed, *others], where)
-    parts = {word: value for word, value in rest.items() if word not in others}
-    if not isinstance(model, Setup):
-        return Setup(model, batch, loss, **parts)
-    if batch is not None or loss is not None or parts:
-        raise UserError("give a Setup alone, or a model with its batch; dataclasses.replace changes a Setup")
-    return model

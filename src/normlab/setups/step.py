@@ -16,7 +16,7 @@ from normlab.trace.trace import NO_LOSS
 
 
 def require_one_number(loss: Tensor) -> None:
-    """Raise UserError for a loss that is not one number."""
+    """Raise UserError for a loss that is not one number in a tensor."""
     if loss.numel() != 1:
         raise UserError(f"loss(model, batch) returned {shown(loss)}, and must return one number: a mean")
 

@@ -1,0 +1,212 @@
+"""Where a batch begins among the calls that lead from a script's data to its loss."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from normlab.setups.arguments import Number, Reference
+from normlab.setups.outlines import Outline
+from normlab.setups.recording import MicroBatch, RecordedCall
+from normlab.setups.torch_functions import holds_no_data
+
+READING: Final = ("__getitem__", "index_select", "gather", "take", "take_along_dim", "embedding")
+"""Functions that read entries of their first tensor at places. Torch marks them by nothing that could be
+asked, so they are named. Where the tensor is a store of data, a batch begins with what they return, and not
+with the store or with the places in it.
+"""
+INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class BatchBeginning:
+    """Where a batch begins among the calls that lead to a loss.
+
+    A tensor belongs to the batch if its first axis is as long as that of the first tensor that a module
+    takes. What is computed of the batch alone, such as slices and masks, is computed again; what was read out
+    of a store of data, or stacked from single rows, is where the batch begins.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[RecordedCall],
+        parameters: Iterable[Number],
+        modules: Collection[int],
+        micro_batch: MicroBatch,
+        kept: Sequence[RecordedCall],
+    ) -> None:
+        self._tensors = micro_batch.tensors
+        self._modules = modules
+        self._not_repeated = kept
+        self._loaded, self._data, self._sized = micro_batch.loaded, micro_batch.made, micro_batch.sized
+        self._of_sizes = set(self._sized)
+        """Tensors that sizes say all of, and what is computed of these alone."""
+        self._leaves: dict[Number, frozenset[Number]] = {}
+        """What of the batch each value is computed of."""
+        self._rows = _rows(calls, micro_batch)
+        self._made = {number for call in calls for number in call.results}
+        self._beyond_places = self._sources_beyond_places(calls)
+        """What the loss is computed of, other than by reading at such places in a store of data."""
+        self._parameters = set(parameters)
+        self._of_model = set(self._parameters)
+        """Values that depend on parameters."""
+        self._of_batch: set[Number] = set()
+        """The batch's tensors, and what is computed of them alone."""
+        self.begins: dict[Number, None] = {}
+        """The batch's tensors, in order."""
+        self.kept = [call for call in calls if self._is_kept(call)]
+        while self._begins_later():
+            pass
+
+    @staticmethod
+    def _sources_beyond_places(calls: Sequence[RecordedCall]) -> set[Number]:
+        needed = set(calls[-1].results)
+        for call in reversed(calls):
+            if not needed.isdisjoint(call.results):
+                needed.update(call.reads[:1] if call.name in READING else call.reads)
+        return needed
+
+    def _is_kept(self, call: RecordedCall) -> bool:
+        """Return whether a call belongs to what makes a loss of a batch, and not to what made the batch."""
+        of_model = id(call.module) in self._modules or not self._of_model.isdisjoint(call.reads)
+        if of_model:
+            self._of_model.update(call.results)
+        for number in call.reads:
+            if number not in self._made and number not in self._parameters:
+                self._enter(number, least=1 if number in self._loaded or number in self._data else 2)
+        if of_model:
+            return True
+        # what is drawn outside of the model is data, as noise and masks are
+        is_repeated = not call.random_states and call not in self._not_repeated
+        if is_repeated and self._is_about_the_batch(call):
+            self._of_batch.update(call.results)
+            self._leaves.update(dict.fromkeys(call.results, self._leaves_of(call)))
+            return True
+        if is_repeated and self._is_of_sizes_alone(call):
+            self._of_sizes.update(call.results)
+            return True
+        for number in call.results:
+            self._enter(number, least=1)
+        return False
+
+    def _begins_later(self) -> bool:
+        """Let the batch begin after a call that only brings its tensors into their final form, such as one
+        that writes padding into them: nothing else reads what they were before. Return whether there was one.
+        """
+        for call in self.kept:
+            taken = [n for n in call.reads if n in self._of_batch]
+            if call.writes:  # where it writes, and what, may be data of the batch as well
+                brought = not self._of_batch.isdisjoint(set(call.reads).difference(call.overwritten))
+                if brought and self._sized.issuperset(call.overwritten):
+                    continue  # it brings data of the batch into a new tensor
+                taken = [n for n in taken if n in call.overwritten]
+            alone = taken and all(n in self.begins and self._readers(n) == [call] for n in taken)
+            if not alone or len(call.results) != 1 or not self._of_model.isdisjoint(call.results):
+                continue
+            before, after = self._tensors[taken[0]], self._tensors[call.results[0]]
+            if isinstance(after, Tensor) and (before.shape, before.dtype) == (after.shape, after.dtype):
+                self.kept.remove(call)
+                for number in taken:
+                    self.begins.pop(number, None)
+                self.begins[call.results[0]] = None
+                return True
+        return False
+
+    def _readers(self, number: Number) -> list[RecordedCall]:
+        return [call for call in self.kept if number in call.reads]
+
+    def _enter(self, number: Number, *, least: int) -> None:
+        """Let the batch begin with a tensor of at least so many axes, if it has as many rows as a batch. One
+        that was there before, and that no loader gave, may be a vector of that length for another reason.
+        """
+        x = self._tensors[number]
+        if isinstance(x, Tensor) and x.ndim >= least and x.shape[0] == self._rows:
+            self.begins[number] = None
+            self._of_batch.add(number)
+            self._leaves[number] = frozenset({number})
+
+    def _is_about_the_batch(self, call: RecordedCall) -> bool:
+        """Return whether a call computes something of the batch, and does not make it out of more data."""
+        reads = call.reads
+        if self._of_batch.isdisjoint(reads) or self._mixes(call) or self._joins_more(call):
+            return False
+        if call.name in READING and reads[0] not in self._of_batch:
+            # places that say nothing else are where rows of data are; others, such as the times of a
+            # diffusion, are data themselves, and what they read is a table
+            return not self._beyond_places.isdisjoint(reads[1:])
+        # other tensors are constants that broadcast, such as positions; a larger one is a store of data
+        largest = max(self._size(n) for n in call.results)
+        return all(n in self._of_batch or self._size(n) <= largest for n in reads)
+
+    def _is_of_sizes_alone(self, call: RecordedCall) -> bool:
+        """Return whether a call makes a tensor of numbers that say no more than its size."""
+        args, kwargs = call.arguments.with_values(self._tensors)
+        made = self._tensors[call.results[0]]
+        return isinstance(made, Tensor) and holds_no_data(made, args, kwargs)
+
+    def _leaves_of(self, call: RecordedCall) -> frozenset[Number]:
+        return frozenset().union(*(self._leaves.get(n, frozenset()) for n in call.reads))
+
+    def _mixes(self, call: RecordedCall) -> bool:
+        """Return whether a call makes tokens of several tensors of which no loader returned all, as of
+        tokens and a mask that is drawn: what it makes are the tokens of the batch.
+        """
+        made = [self._tensors[n] for n in call.results]
+        is_tokens = all(isinstance(x, Tensor) and x.dtype in INTEGERS and x.ndim > 1 for x in made)
+        leaves = self._leaves_of(call)
+        return is_tokens and len(leaves) > 1 and not leaves <= self._loaded
+
+    def _joins_more(self, call: RecordedCall) -> bool:
+        """Return whether a call joins more than the batch: of rows that are padded, one may be as long as the
+        batch has rows, and is no vector of the batch for that.
+        """
+        if call.writes or call.name in READING:  # their sequences are of places
+            return False
+        joined = {n for pieces in call.arguments.sequences for n in pieces}
+        known = self._of_batch | self._of_sizes
+        return not joined.isdisjoint(self._of_batch) and not joined <= known
+
+    def _size(self, number: Number) -> int:
+        value = self._tensors[number]
+        return value.numel() if isinstance(value, Tensor) else 1
+
+
+def _rows(calls: Iterable[RecordedCall], micro_batch: MicroBatch) -> int:
+    """Return the length of the first axis of the first tensor that a module takes, with several axes if
+    there is one, since positions may come first. Data come before what was computed with a gradient.
+    """
+    read = [micro_batch.tensors[n] for call in calls if call.module is not None for n in call.reads]
+    for kind in (Tensor, Outline):
+        for least in (2, 1):
+            for x in read:
+                if isinstance(x, kind) and x.ndim >= least:
+                    return x.shape[0]
+    return 0
+
+
+def named_leaves(
+    numbers: Sequence[Number], calls: Sequence[RecordedCall], names: Mapping[Number, str]
+) -> dict[Number, str]:
+    """Return a name for each tensor of the batch: the argument of a module that takes it, or the script's."""
+    chosen: dict[Number, str] = {}
+    for number in numbers:
+        name = names.get(number) or next(_arguments_called(number, calls), "") or "tensor"
+        used, unique, i = set(chosen.values()), name, 2
+        while unique in used:
+            unique, i = f"{name}_{i}", i + 1
+        chosen[number] = unique
+    return chosen
+
+
+def _arguments_called(number: Number, calls: Iterable[RecordedCall]) -> Iterator[str]:
+    for call in calls:
+        if call.module is None or number not in call.reads:
+            continue
+        args, kwargs = call.arguments.with_values({n: Reference(n) for n in call.reads})
+        bound = inspect.signature(call.module.forward).bind_partial(*args, **kwargs).arguments
+        for name, value in bound.items():
+            if isinstance(value, Reference) and value.number == number:
+                yield name

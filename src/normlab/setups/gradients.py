@@ -1,0 +1,118 @@
+"""What a running script does to gradients by hand, seen by what they were before and are after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isclose
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from normlab.setups.callers import calling_line
+from normlab.setups.recording import Event
+
+ROUNDINGS: Final = 64
+"""How many roundings of its type a number may differ by when it is computed once more."""
+SAME_FACTOR: Final = 1e-4
+"""How far factors of several gradients may lie apart, as a share of them, and be one factor."""
+
+
+class GradientWatch:
+    """The gradients of parameters as they were when they were last looked at."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[int, Tensor] = {}
+        """By ``id``, the parameters whose gradients are looked at."""
+        self.seen: dict[int, Tensor | None] = {}
+        """Copies of their gradients when they were last looked at."""
+
+    def add(self, parameters: Iterable[Tensor]) -> None:
+        """Look at the gradients of these parameters, too, from the next look on."""
+        self.parameters.update({id(p): p for p in parameters})
+
+    def add_as_they_are(self, parameters: Iterable[Tensor]) -> None:
+        """Take what these gradients hold already for no change to them."""
+        for p in parameters:
+            self.seen.setdefault(id(p), None if p.grad is None else p.grad.detach().clone())
+
+    def look(self) -> None:
+        """Take all gradients for what they are now."""
+        self.seen = {
+            key: None if p.grad is None else p.grad.detach().clone() for key, p in self.parameters.items()
+        }
+
+    @property
+    def has_some(self) -> bool:
+        """Whether any gradient was other than zero."""
+        return any(x is not None and bool(x.any()) for x in self.seen.values())
+
+    def added(self, before: Mapping[int, Tensor | None]) -> dict[int, Tensor]:
+        """Return what gradients have gained since they were as they are given here."""
+        gained: dict[int, Tensor] = {}
+        for key, gradient in self.seen.items():
+            if gradient is not None:
+                earlier = before.get(key)
+                gained[key] = gradient if earlier is None else gradient - earlier
+        return gained
+
+    def change(self, events: Sequence[Event]) -> Event | None:
+        """Return what was done to gradients since they were last looked at; ``events`` came before."""
+        before = self.seen
+        self.look()
+        changed = {key: x for key, x in self.seen.items() if not _equal(x, before.get(key))}
+        if not changed:
+            return None
+        if all(x is None or not x.any() for x in changed.values()):
+            return Event("zero", [self.parameters[key] for key in changed])
+        nonzero = {key: x for key, x in self.seen.items() if x is not None and x.any()}
+        norm = float(sum(x.double().pow(2).sum() for x in nonzero.values())) ** 0.5
+        if (factor := _common_factor(nonzero, before)) is not None:
+            return Event("scale", calling_line(), factor=factor, norm=norm)
+        if (factor := _common_factor(nonzero, _sums_of_window(events))) is not None:
+            return Event("assign", calling_line(), factor=factor, norm=norm)
+        return Event("edit", calling_line())
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield the parameters of an optimizer."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _sums_of_window(events: Sequence[Event]) -> dict[int, Tensor]:
+    """Return the sums of what the backward passes since the last step gave."""
+    sums: dict[int, Tensor] = {}
+    for event in reversed(events):
+        if event.kind == "step":
+            break
+        if event.kind == "backward":
+            for key, gradient in event.subject.gradients.items():
+                sums[key] = sums[key] + gradient if key in sums else gradient
+    return sums
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return torch.equal(a, b)
+
+
+def _common_factor(gradients: Mapping[int, Tensor], others: Mapping[int, Tensor | None]) -> float | None:
+    """Return k if each of these gradients is k times the other of its parameter, up to rounding."""
+    factors = [_factor(x, others.get(key)) for key, x in gradients.items()]
+    first = factors[0] if factors else None
+    if first is None:
+        return None
+    return first if all(k is not None and isclose(k, first, rel_tol=SAME_FACTOR) for k in factors) else None
+
+
+def _factor(a: Tensor | None, b: Tensor | None) -> float | None:
+    """Return k in a = k · b, up to rounding; None if there is none."""
+    if a is None or b is None or not b.any():
+        return None
+    wide, other = a.double(), b.double()
+    factor = float((wide * other).sum() / (other * other).sum())
+    apart = float((wide - factor * other).norm())
+    return factor if apart <= ROUNDINGS * torch.finfo(a.dtype).eps * float(wide.norm()) else None

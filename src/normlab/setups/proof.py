@@ -1,0 +1,253 @@
+"""Prove a flow: on the step that was recorded, and on the batch of a later one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normlab.errors import UserError
+from normlab.setups.arguments import Number
+from normlab.setups.flow import Flow, NotRepeatableError, apart
+from normlab.setups.recording import Escape, MicroBatch, RecordedCall, ancestors
+from normlab.setups.setup import Ability, Setup
+from normlab.setups.shown import flow_of, scaling_calls
+from normlab.trace.restore import restored
+from normlab.trace.tensors import eager
+
+
+@dataclass(frozen=True, eq=False)
+class ProvenFlow:
+    """A flow, what cannot be done with it, and why."""
+
+    flow: Flow
+    cannot: dict[Ability, str]
+    gradients: dict[str, Tensor]
+    """Its gradients by the paths of the parameters; none if they cannot be computed again."""
+
+
+def proven_window(
+    window: Sequence[MicroBatch],
+    again: MicroBatch | None,
+    held: Collection[int],
+    known: Mapping[MicroBatch, ProvenFlow],
+) -> list[ProvenFlow]:
+    """Return the flows of the micro-batches of a step, each with what its proofs say. ``held`` are the ids of
+    the parameters that the optimizers of the step hold, and ``again`` is the first micro-batch of a later
+    step, if there is one. Those that are ``known`` are not proven once more.
+
+    Other batches are a question to the first alone: what its flow depends on, those of the others do as well.
+
+    Raises NotRepeatableError if no module with parameters takes part in the loss.
+    """
+    first = known.get(window[0]) or proven_flow(window[0], held, again)
+    scalings = _common_scalings(window[0], again)
+    mattering = {(escape.name, escape.line) for escape in first.flow.escapes}
+    proven = [first]
+    for micro_batch in window[1:]:
+        each, _ = _repeated_flow(micro_batch, held, scalings, [])
+        escapes = [escape for escape in each.flow.escapes if (escape.name, escape.line) in mattering]
+        proven.append(replace(each, flow=replace(each.flow, escapes=tuple(escapes))))
+    return proven
+
+
+def proven_flow(
+    micro_batch: MicroBatch, held: Collection[int], again: MicroBatch | None = None
+) -> ProvenFlow:
+    """Return the flow of a micro-batch with what its proofs say, see ``proven_window``."""
+    kept: list[RecordedCall] = []
+    scalings = _common_scalings(micro_batch, again)
+    while True:
+        proven, unrepeated = _repeated_flow(micro_batch, held, scalings, kept)
+        flow = proven.flow
+        if proven.cannot:
+            return proven
+        later = None if again is None else LaterStep.of(flow, micro_batch, again, held, kept, scalings)
+        if later is None or later.differs_in is None or flow.depends_on_model(later.differs_in):
+            break
+        kept.append(later.differs_in)  # it makes the batch out of more than tensors
+    escapes = [escape for escape in flow.escapes if later is None or not later.is_harmless(escape)]
+    scaling = [call for call, _ in scaling_calls(micro_batch)[:scalings]]
+    mattering = _may_come_back if later is not None else partial(_may_be_computed_of, scaling)
+    escapes = [escape for escape in escapes if mattering(escape, flow)]
+    compared = [escape for escape in escapes if isinstance(escape.read, int) and escape not in unrepeated]
+    reasons = [_sentence(escape) for escape in escapes if escape not in compared]
+    if later is not None and later.difference:
+        reasons.append(later.difference)
+    cannot: dict[Ability, str] = {"batch": reasons[0]} if reasons else {}
+    return ProvenFlow(replace(flow, escapes=tuple(compared)), cannot, proven.gradients)
+
+
+def _repeated_flow(
+    micro_batch: MicroBatch, held: Collection[int], scalings: int, kept: list[RecordedCall]
+) -> tuple[ProvenFlow, list[Escape]]:
+    """Return the flow of a micro-batch as far as it can be repeated, and the escapes that cannot be.
+
+    Where a call that makes the batch cannot be repeated, as one that draws random numbers of its own, it is
+    added to ``kept``, and the batch begins after it.
+    """
+    while True:
+        flow = flow_of(micro_batch, held, kept, scalings=scalings)
+        unrepeated: list[Escape] = []
+        try:
+            gradients = flow.prove(micro_batch, unrepeated)
+        except NotRepeatableError as error:
+            if error.call is not None and not flow.depends_on_model(error.call):
+                kept.append(error.call)
+                continue
+            lost: Ability = "gradient" if error.call is None else "loss"
+            return ProvenFlow(flow, {lost: str(error)}, {}), unrepeated
+        return ProvenFlow(flow, {}, gradients), unrepeated
+
+
+def _common_scalings(micro_batch: MicroBatch, again: MicroBatch | None) -> int:
+    """Return how many of the last calls scale the loss: by the same number in both steps. Another number is
+    one of the batch, such as a count of targets.
+    """
+    first = [factor for _, factor in scaling_calls(micro_batch)]
+    if again is None:
+        return len(first)
+    pairs = zip(first, (factor for _, factor in scaling_calls(again)), strict=False)
+    return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+
+
+class LaterStep:
+    """What a flow gives with the batch of a later step, beside what the script had there.
+
+    It must be the same loss. If it is, what left torch with another value there does not matter. If not,
+    something of the batch is a constant in the flow: what left torch with another value or, if nothing did,
+    something that was never seen.
+    """
+
+    def __init__(self, flow: Flow, later: Flow, again: MicroBatch) -> None:
+        self._flow, self._later, self._again = flow, later, again
+        self.differing: list[Escape] = []
+        """What left torch with another value there."""
+        self.differs_in: RecordedCall | None = None
+        """The first call whose result is another one, if the script made the same calls, and nothing left
+        torch with another value.
+        """
+        self._is_same_loss = False
+        self.difference = self._compare()
+        """What is another, in a sentence; empty if the loss is the same, or what left torch explains it."""
+
+    @classmethod
+    def of(
+        cls,
+        flow: Flow,
+        micro_batch: MicroBatch,
+        again: MicroBatch,
+        held: Collection[int],
+        kept: Sequence[RecordedCall],
+        scalings: int,
+    ) -> LaterStep | None:
+        """Run a flow on the batch of a later step; None if it is the same one, or has other tensors."""
+        first, second = (ancestors(each.calls, each.loss) for each in (micro_batch, again))
+        kept_there = [there for here, there in zip(first, second, strict=False) if here in kept]
+        try:
+            later = flow_of(again, held, kept_there, flow.model, scalings)
+        except NotRepeatableError:
+            return None
+        if later.batch.keys() != flow.batch.keys():
+            return None
+        is_same = all(torch.equal(x, flow.batch[name]) for name, x in later.batch.items())
+        return None if is_same else cls(flow, later, again)
+
+    def is_harmless(self, escape: Escape) -> bool:
+        """Return whether the loss is known not to depend on what an escape read."""
+        return escape in self.differing and self._is_same_loss
+
+    def _compare(self) -> str:
+        other_way = self._other_way()
+        if other_way and any(call.random_states for call in self._flow.calls):
+            return other_way  # nothing says which call drew which random numbers
+        draws = [call.random_states for call in (self._flow if other_way else self._later).calls]
+        model, batch = self._flow.model, self._later.batch
+        with restored(Setup(model, self._flow.batch, loss=self._flow.loss_of)), eager(), torch.no_grad():
+            try:
+                values = self._flow.values(model, batch, draws=draws, escaped=self.differing)
+            except UserError as error:
+                return "" if self.differing else f"with the batch of the next step, {error}"
+        self._is_same_loss = not apart(values[self._flow.loss], self._again.value(self._later.loss))
+        if self._is_same_loss or self.differing:
+            return ""
+        return other_way or self._first_difference(values)
+
+    def _first_difference(self, values: Mapping[Number, Any]) -> str:
+        """Return the first call whose result is another one than it was in the later step."""
+        overwritten = {number for call in self._flow.calls for number in call.overwritten}
+        for call, there in zip(self._flow.calls, self._later.calls, strict=True):
+            for number, number_there in zip(call.results, there.results, strict=True):
+                recorded = self._again.value(number_there)
+                if number not in overwritten and recorded is not None and apart(values[number], recorded):
+                    self.differs_in = call
+                    return (
+                        f"{call.name} in {call.line} does not give with the batch of the next step what it "
+                        "gave then, so it computes with something of the batch that was not seen"
+                    )
+        return "the loss of the batch of the next step is another one than it was then"
+
+    def _other_way(self) -> str:
+        """Return where the script went another way in the later step; empty if it made the same calls."""
+        calls, later = self._flow.calls, self._later.calls
+        for call, there in zip(calls, later, strict=False):
+            if (call.name, call.line) != (there.name, there.line):
+                return (
+                    f"with the batch of the next step the script goes another way: {there.name} in "
+                    f"{there.line} comes in place of {call.name} in {call.line}"
+                )
+        if len(calls) != len(later):
+            last = max(calls, later, key=len)[-1]
+            return f"only one of two steps comes to {last.name} in {last.line}"
+        return ""
+
+
+def _sentence(escape: Escape) -> str:
+    return (
+        f"numbers of the batch leave torch by {escape.name} in {escape.line}, and what the script computes "
+        "of them there stays as it was when the batch is changed; item() is followed"
+    )
+
+
+def _may_come_back(escape: Escape, flow: Flow) -> bool:
+    """Return whether what left torch may decide what the flow does after it: as a truth, as a number that its
+    calls get from Python, or as a tensor that comes from outside.
+    """
+    later = [call for call in flow.calls if call.results[0] > escape.later]
+    if escape.read is None:
+        return any(n > escape.later for n in flow.tensors) or any(not call.reads for call in later)
+    if isinstance(escape.read, bool):
+        return True
+    return any(_is_computed_of(number, escape.read) for number in _constants_of(later))
+
+
+def _may_be_computed_of(scaling: Sequence[RecordedCall], escape: Escape, flow: Flow) -> bool:
+    """Return the same where no other batch shows what is computed of what left torch: any number that is not
+    whole may be, and any by which the loss is scaled.
+    """
+    later = [call for call in flow.calls if call.results[0] > escape.later]
+    if any(isinstance(number, float) for number in _constants_of(later)):
+        return True
+    scaled_after = [call for call in scaling if call.results[0] > escape.later]
+    is_scaled = escape.read is None and bool(scaled_after)
+    return is_scaled or _may_come_back(escape, flow)
+
+
+def _constants_of(calls: Iterable[RecordedCall]) -> Iterator[float]:
+    """Yield the numbers that calls get from Python."""
+    for call in calls:
+        for part in call.arguments.parts:
+            if isinstance(part, (int, float)) and not isinstance(part, bool):
+                yield part
+
+
+def _is_computed_of(number: float, read: float) -> bool:
+    """Return whether a number is a whole multiple of what was read, or the inverse of one."""
+    if number == 0 or read == 0:
+        return number == read
+    return (number / read).is_integer() or (1 / (number * read)).is_integer()
