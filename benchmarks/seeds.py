@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from documents import with_tables
 from normlab.base.metric import Metric
-from normlab.lab.comparison.statistics import LEVEL, MetricScale, contrasts, detectable, fisher, mean_margin
+from normlab.judging.statistics import LEVEL, MetricScale, contrasts, detectable, fisher, mean_margin
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/seeds.json"
@@ -120,15 +121,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
 
 def written(document: str, results: dict[str, Any]) -> str:
     """Return the document with its tables written anew."""
-    for name, table in tables(results).items():
-        before, start, rest = document.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition(f"<!-- end of {name} -->")
-        if not start or not end:
-            raise ValueError(
-                f"the document has no place for {name}: <!-- {name} --> and <!-- end of {name} -->"
-            )
-        document = f"{before}{start}\n{table}\n\n{end}{after}"
-    return document
+    return with_tables(document, tables(results))
 
 
 if __name__ == "__main__":

@@ -154,6 +154,45 @@ def test_what_a_library_detaches_is_a_note(cut: Any, monkeypatch: pytest.MonkeyP
     assert [n.module for n in report.notes] == ["blocks.1.up"]
 
 
+@pytest.mark.parametrize(
+    ("added", "holds"),
+    [
+        (lambda losses: 0.01, True),
+        (lambda losses: losses.new_tensor(0.01), True),
+        (lambda losses: 0.5 * losses.mean().detach(), False),
+    ],
+    ids=["a number", "a tensor", "a term that is cut off"],
+)
+def test_weights_detached_in_the_loss_define_it_whatever_number_is_added(added: Any, *, holds: bool):
+    def focal(model: nn.Module, ids: Tensor) -> Tensor:
+        logits = model(ids[:, :-1])
+        losses = nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        return (losses * (1 - (-losses).exp()).detach()).mean() + added(losses)
+
+    report = report_of("derivative", loss=focal)
+    assert (report.holds == ("derivative",)) is holds
+
+
+def test_a_part_that_is_detached_beside_another_is_no_term_of_the_loss():
+    def bounded(model: nn.Module, ids: Tensor) -> Tensor:
+        mean, spread = model(ids[:, :-1])[..., 1:].chunk(2, -1)
+        mean_held, spread = torch.cat([mean.detach(), spread], -1).chunk(2, -1)  # as DiT does
+        bound = spread + (mean_held - 1).square() * (-spread).exp()
+        return (mean - 1).square().mean() + bound.mean()
+
+    report = report_of("derivative", loss=bounded)
+    assert report.holds == ("derivative",)
+    assert report.notes
+
+
+def test_a_cut_term_that_is_stacked_with_others_is_found():
+    def stacked(model: nn.Module, ids: Tensor) -> Tensor:
+        logits = model(ids[:, :-1])
+        return torch.stack([logits.square().mean(), logits.exp().mean().detach()]).mean()
+
+    assert first(report_of("derivative", loss=stacked))[0] == "derivative"
+
+
 def test_a_wrong_gradient_beside_what_is_meant_is_found():
     model = decomposed()
     model.blocks[3] = Changed(lambda block, x: x + Wrong.apply(block.down(block.up(x))))
@@ -287,6 +326,19 @@ def test_an_expert_without_a_token_is_noted():
     assert report.notes
 
 
+def test_a_part_that_nothing_runs_is_no_expert_beside_parts_that_run():
+    """Sublayers in a list are no alternatives: each of them runs."""
+
+    def listed(block: nn.Module, x: Tensor) -> Tensor:
+        x = x + block.parts[0]["map"](block.parts[0]["norm"](x))
+        return plainly(block, x) + block.parts[1]["map"](x)
+
+    model = with_block(listed)
+    parts = ({"norm": nn.LayerNorm(DIM), "map": nn.Linear(DIM, DIM)} for _ in range(2))
+    model.blocks[2].parts = nn.ModuleList(nn.ModuleDict(part) for part in parts)
+    assert first(report_of("gradients", model=model)) == ("gradients", "blocks.2.parts.1.norm.weight")
+
+
 def test_rows_of_a_matrix_that_nothing_reads_are_named():
     def half(block: nn.Module, x: Tensor) -> Tensor:
         y = block.up(block.norm(x))
@@ -313,6 +365,115 @@ def test_a_loss_without_a_gradient_is_named():
     assert first(report) == ("gradients", "loss")
 
 
+# ------------------------------------------------------------------------------------------- surrogates
+class Passed(torch.autograd.Function):
+    """Rounds, and passes the gradient on as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
+def levels(x: Tensor) -> Tensor:
+    return x + ((4 * x).round() / 4 - x).detach()
+
+
+def signs(x: Tensor) -> Tensor:
+    return x.sign().detach() - x.tanh().detach() + x.tanh()
+
+
+def turned(x: Tensor) -> Tensor:
+    """Scale what is read to the length of its nearest level, by a factor that is taken for a constant."""
+    return x * ((4 * x).round() / (4 * x)).detach()
+
+
+def chosen(x: Tensor) -> Tensor:
+    return nn.functional.gumbel_softmax(x, hard=True)
+
+
+def by_own_function(x: Tensor) -> Tensor:
+    return Passed.apply(4 * x) / 4
+
+
+class Quantized(Block):
+    """A block whose features are quantized, with a term of the loss that trains what is quantized."""
+
+    def __init__(self, quantize: Any, *, wrong: bool = False):
+        super().__init__()
+        self.ask, self.quantize, self.wrong = nn.Linear(DIM, 8), quantize, wrong
+        self.table = nn.Parameter(torch.randn(8, DIM))
+        self.term = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        asked = self.ask(self.norm(x))
+        self.term = asked.square().mean()
+        asked = Wrong.apply(asked) if self.wrong else asked
+        y = super().forward(x)
+        return y + self.quantize(asked) @ self.table + (asked * self.wrong) @ self.table
+
+
+class Coded(Block):
+    """A block that reads the nearest entries of a codebook, and itself computes what they and their reader
+    cost, each with the other as a constant.
+    """
+
+    def __init__(self, *, by_row: bool = False, cut_off: bool = False):
+        super().__init__()
+        self.codes, self.by_row, self.cut_off = nn.Parameter(torch.randn(7, DIM)), by_row, cut_off
+        self.term = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.norm(x)
+        nearest = self.codes[torch.cdist(z.flatten(0, 1), self.codes).argmin(-1)].view_as(z)
+        apart = (nearest - z.detach()).square() + 0.3 * (nearest.detach() - z).square()
+        self.term = apart.flatten(1).mean(-1).mean() if self.by_row else apart.mean()
+        straight = z + (nearest - z).detach()
+        y = self.down(self.up(straight).tanh())
+        return x + (y.detach() if self.cut_off else y)
+
+
+def with_quantized(block: nn.Module) -> Decoder:
+    torch.manual_seed(0)
+    model = Decoder(0.0)
+    model.blocks[1] = block
+    return model
+
+
+def with_term(model: Any, ids: Tensor) -> Tensor:
+    return loss_of(model, ids) + 0.1 * model.blocks[1].term
+
+
+@pytest.mark.parametrize("quantize", [levels, signs, turned, chosen, by_own_function])
+def test_what_passes_straight_through_a_quantizer_is_a_note_though_a_term_trains_it_too(quantize: Any):
+    report = report_of("derivative", model=with_quantized(Quantized(quantize)), loss=with_term)
+    assert report.holds == ("derivative",)
+    assert report.notes
+
+
+@pytest.mark.parametrize("quantize", [levels, chosen])
+def test_a_wrong_gradient_beside_a_surrogate_is_found(quantize: Any):
+    model = with_quantized(Quantized(quantize, wrong=True))
+    report = report_of("derivative", model=model, loss=with_term)
+    assert first(report)[0] == "derivative"
+    assert first(report)[1].startswith("blocks.1.")
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+def test_a_codebook_whose_module_computes_its_cost_is_a_note(by_row: Any):
+    report = report_of("derivative", model=with_quantized(Coded(by_row=by_row)), loss=with_term)
+    assert report.holds == ("derivative",)
+    assert {note.module for note in report.notes} >= {"loss"}
+
+
+def test_a_branch_that_is_cut_off_behind_a_codebook_is_named():
+    report = report_of("derivative", model=with_quantized(Coded(cut_off=True)), loss=with_term)
+    assert first(report)[0] == "derivative"
+
+
 # ---------------------------------------------------------------------------------------------- frozen
 def frozen(*paths: str) -> Decoder:
     torch.manual_seed(0)
@@ -325,6 +486,21 @@ def frozen(*paths: str) -> Decoder:
 def test_what_is_frozen_between_trained_blocks_is_named_unless_declared():
     assert first(report_of("frozen", model=frozen("blocks.2"))) == ("frozen", "blocks.2.norm.weight")
     assert report_of("frozen", model=frozen("blocks.2"), declare={"frozen": "blocks.2.*"}).ok
+
+
+@pytest.mark.parametrize(
+    ("declared", "place"), [("embed*", "blocks.0.norm.weight"), (["embed*", "blocks.0.*"], "")]
+)
+def test_what_is_declared_frozen_is_all_that_is(declared: Any, place: str):
+    report = report_of("frozen", model=frozen("embed", "blocks.0"), declare={"frozen": declared})
+    assert first(report)[1] == place
+
+
+def test_a_declaration_of_what_is_cut_off_says_nothing_of_what_is_frozen():
+    report = report_of(
+        "frozen", model=frozen("embed", "blocks.0"), declare={"frozen": "head*", "trained": True}
+    )
+    assert report.holds == ("frozen",)
 
 
 def test_a_frozen_bottom_and_frozen_blocks_hold():

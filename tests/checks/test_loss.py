@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .tiny import LENGTH, ROWS, VOCAB, Decoder, first, report_of, tokens
+from .tiny import DIM, LENGTH, ROWS, VOCAB, Block, Decoder, first, report_of, tokens
 
 Change = Callable[[Tensor], Tensor]
 
@@ -147,8 +147,15 @@ def test_a_sum_over_a_row_is_not_divided_by_all_positions(loss: Any):
 
 def test_a_factor_hides_no_division_by_all_positions():
     assert first(report_of("reduction", batches=padded()[0], loss=scaled)) == ("reduction", "loss")
-    everywhere = report_of("reduction", loss=summed_in_a_row)
-    assert everywhere.ok, "without padding nothing tells a sum over rows from a share of all positions"
+
+
+def test_a_sum_over_a_row_is_told_by_shorter_rows():
+    report = report_of("reduction", loss=summed_in_a_row)
+    assert report.ok
+    (note,) = report.notes
+    assert f"{1 / ROWS:.3g}" in note.evidence
+    assert not report_of("reduction", loss=asking(ahead(1))).notes
+    assert not report_of("reduction", loss=lambda m, ids: 0.5 * asking(ahead(1))(m, ids)).notes
 
 
 def test_softmax_before_the_loss_fails():
@@ -188,6 +195,175 @@ def test_heads_that_look_further_ahead_are_part_of_the_loss():
         return sum(F.cross_entropy(z[i].transpose(1, 2), ahead(2 - i)(ids)) for i in (0, 1))
 
     assert report_of("targets", "explained", model=Two(), loss=loss).holds == ("targets", "explained")
+
+
+class Further(Decoder):
+    """Has heads for further tokens, on the same features or with the tokens that come before in sequence."""
+
+    def __init__(self, heads: int, *, in_sequence: bool, frozen: bool = False):
+        super().__init__(0.0)
+        self.requires_grad_(not frozen)
+        self.heads = nn.ModuleList(nn.Linear(DIM, VOCAB) for _ in range(heads))
+        self.join = nn.Linear(2 * DIM, DIM)
+        self.in_sequence = in_sequence
+
+    def forward(self, ids: Tensor) -> list[Tensor]:
+        table, x = self.embed(ids), self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        outputs = []
+        for i, head in enumerate(self.heads):
+            if i and self.in_sequence:
+                x = self.join(torch.cat((x[:, :-1], table[:, i:]), -1)).tanh()
+            outputs.append(head(self.norm(x)))
+        return outputs
+
+
+def asked_for(*distances: int) -> Callable[[nn.Module, Tensor], Tensor]:
+    """Return a loss of several heads, each of which is asked for the tokens at one distance."""
+
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        pairs = zip(model(ids), distances, strict=True)
+        each = [F.cross_entropy(z.transpose(1, 2), ahead(d)(ids)[:, : z.shape[1]]) for z, d in pairs]
+        return torch.stack(each).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("in_sequence", "distances"),
+    [
+        (False, (1, 2, 3)),
+        (False, (2, 3, 1)),
+        (False, (1, 3)),
+        (False, (1, 1)),
+        (True, (1, 2, 3)),
+        (True, (1, 2)),
+    ],
+)
+def test_heads_may_look_further_ahead_than_the_next_token(in_sequence: Any, distances: tuple[int, ...]):
+    model = Further(len(distances), in_sequence=in_sequence)
+    assert report_of("targets", model=model, loss=asked_for(*distances)).holds == ("targets",)
+
+
+@pytest.mark.parametrize(
+    ("in_sequence", "distances", "which"),
+    [(True, (1, 3), 2), (True, (1, 2, 4), 3), (True, (1, 1), 2), (False, (2, 3), 1), (False, (1, 0), 2)],
+)
+def test_a_head_whose_targets_are_shifted_wrongly_is_named(
+    in_sequence: Any, distances: tuple[int, ...], which: int
+):
+    model = Further(len(distances), in_sequence=in_sequence)
+    report = report_of("targets", model=model, loss=asked_for(*distances))
+    assert first(report) == ("targets", "loss")
+    assert f"head {which} of {len(distances)}" in report.failures[0].evidence
+
+
+class BothWays(Decoder):
+    """Reads a text forwards and, with blocks of its own, backwards."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.back, self.first = nn.ModuleList(Block() for _ in range(2)), nn.Linear(DIM, VOCAB)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self.embed(ids), self.embed(ids).flip(1)
+        for block in self.blocks:
+            x = block(x)
+        for block in self.back:
+            y = block(y)
+        return self.head(self.norm(x)), self.first(self.norm(y.flip(1)))
+
+
+@pytest.mark.parametrize(("backwards", "holds"), [(-1, True), (0, False)])
+def test_a_head_that_reads_backwards_is_asked_for_the_token_before(backwards: int, holds: Any):
+    report = report_of("targets", model=BothWays(), loss=asked_for(1, backwards))
+    assert (report.holds == ("targets",)) is holds
+
+
+@pytest.mark.parametrize("distances", [(2,), (2, 3)])
+def test_heads_on_a_frozen_model_may_leave_the_next_token_to_it(distances: tuple[int, ...]):
+    model = Further(len(distances), in_sequence=False, frozen=True)
+    report = report_of("targets", model=model, loss=asked_for(*distances))
+    assert report.holds == ("targets",)
+    assert [note.module for note in report.notes] == ["loss"]
+
+
+class Uneven(Decoder):
+    """Adds to its loss a term that may be the same for all weights."""
+
+    def __init__(self, axis: int):
+        super().__init__(0.0)
+        self.route, self.axis = nn.Linear(DIM, 3), axis
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        shares = self.route(x).softmax(-1)
+        for block in self.blocks:
+            x = block(x)
+        self.term = shares.sum(self.axis).square().mean()
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize(("axis", "failing"), [(-1, 1), (1, 0)])
+def test_a_term_that_is_the_same_whatever_the_weights_is_named(axis: int, failing: int):
+    def loss(model: Any, ids: Tensor) -> Tensor:
+        return asking(ahead(1))(model, ids) + 0.1 * model.term
+
+    report = report_of("explained", model=Uneven(axis), loss=loss)
+    assert len(report.failures) == failing
+
+
+def test_a_number_that_is_added_to_the_loss_is_noted():
+    report = report_of("explained", loss=lambda model, ids: asking(ahead(1))(model, ids) + 0.1)
+    assert report.holds == ("explained",)
+    assert [note.module for note in report.notes] == ["loss"]
+
+
+# ------------------------------------------------------------------------------------------- padded frames
+class Frames(nn.Module):
+    """Predicts the next frame at each place."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.block, self.out = nn.Linear(3, DIM), Block(), nn.Linear(DIM, 3)
+
+    def forward(self, frames: Tensor, _: Tensor) -> Tensor:
+        return self.out(self.block(self.into(frames)))
+
+
+def frames(*, by_mask: bool) -> tuple[Tensor, Tensor]:
+    """Return frames that are filled up with zeros, and a mask or the rows' lengths."""
+    lengths = torch.tensor([6, 9, 4])
+    real = torch.arange(9) < lengths[:, None]
+    x = torch.randn(3, 9, 3, generator=torch.Generator().manual_seed(0)) * real[..., None]
+    return x, real if by_mask else lengths
+
+
+@pytest.mark.parametrize("by_mask", [True, False])
+@pytest.mark.parametrize("within", [True, False])
+def test_a_loss_that_reads_padded_frames_is_named(by_mask: Any, within: Any):
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, said = batch
+        real = said if by_mask else torch.arange(9) < said[:, None]
+        errors = (model(x, said)[:, :-1] - x[:, 1:]).square().mean(-1)
+        counted = real[:, 1:] if within else torch.ones_like(real[:, 1:])
+        return (errors * counted).sum() / counted.sum()
+
+    report = report_of("counted", model=Frames(), batches=frames(by_mask=by_mask), loss=loss)
+    assert (report.holds == ("counted",)) is within
+    assert within or first(report) == ("counted", "loss")
+
+
+def test_frames_without_a_word_about_padding_are_not_judged():
+    x, _ = frames(by_mask=True)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return model(*batch).square().mean()
+
+    assert (
+        "counted" in report_of("counted", model=Frames(), batches=(x, torch.zeros(3)), loss=loss).untestable
+    )
 
 
 def test_a_loss_in_parts_is_explained_and_hides_no_leak():

@@ -432,3 +432,186 @@ def test_a_step_may_clip_what_its_closure_holds():
         optimizer.step()
 
     assert report_of("step", model=model, optimizer=groups(model), step=step).ok
+
+
+# ------------------------------------------------------------------------------------ held still by rounding
+
+
+def in_bfloat16(lr: float, rule: Any = AdamW, **setup: Any) -> Any:
+    """Test the update of a model in bfloat16, whose gains are 1."""
+    torch.manual_seed(0)
+    model = Decoder(0.0).bfloat16()
+    return report_of("update", model=model, optimizer=rule(model.parameters(), lr=lr), **setup)
+
+
+@pytest.mark.parametrize("lr", [6e-4, 1e-3])
+def test_gains_that_rounding_holds_still_are_named(lr: float):
+    report = in_bfloat16(lr)
+    assert first(report)[0] == "update"
+    assert not in_bfloat16(1e-2).notes
+
+
+class RoundsAtRandom(SGD):
+    """Adds steps of the size of the rate, and rounds the sums up or down at random, without bias."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            wide = p.float() - self.param_groups[0]["lr"] * p.grad.float().sign()
+            bits = wide.view(torch.int32) + torch.randint(0, 1 << 16, p.shape, dtype=torch.int32)
+            p.copy_((bits & -65536).view(torch.float32) if p.dtype == torch.bfloat16 else wide)
+
+
+def test_a_rule_that_rounds_at_random_holds_nothing_still():
+    report = in_bfloat16(6e-4, RoundsAtRandom)
+    assert report.ok
+
+
+def test_a_rule_that_keeps_what_is_rounded_away_holds_nothing_still():
+    assert in_bfloat16(6e-4, Kahan).ok
+
+
+def test_a_pruned_parameter_is_held_by_its_mask_and_not_by_rounding():
+    torch.manual_seed(0)
+    model = Decoder(0.0).bfloat16()
+    gain = model.blocks[0].norm.weight
+
+    class Pruned(SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step()
+            held = next(iter(self.param_groups[0]["params"]))
+            held.data.fill_(1.0)
+
+    others = [p for p in model.parameters() if p is not gain]
+    report = report_of("update", model=model, optimizer=Pruned([gain, *others], lr=10.0))
+    assert report.ok
+
+
+# -------------------------------------------------------------------------------------- tokens of their own
+class Patches(nn.Module):
+    """Blocks over features, with tokens of its own before them and positions added."""
+
+    def __init__(self):
+        super().__init__()
+        self.cls, self.registers = nn.Parameter(torch.randn(1, 1, DIM)), nn.Parameter(torch.randn(1, 3, DIM))
+        self.places = nn.Parameter(torch.randn(1, 6, DIM))
+        self.read, self.blocks = nn.Linear(5, DIM), Decoder(0.0).blocks
+        self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = (self.cls.expand(len(x), -1, -1), self.registers.expand(len(x), -1, -1))
+        h = torch.cat((*own, self.read(x) + self.places), 1)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h.mean(1)))
+
+
+def patched(
+    spared: Callable[[str], bool],
+    rates: Callable[[str], float] = lambda _: 1e-3,
+    kind: type[nn.Module] = Patches,
+) -> Any:
+    """Test the groups of a model of patches of which these parameters are spared from decay."""
+    model = kind()
+    keys: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, p in model.named_parameters():
+        decay = 0.0 if p.ndim < 2 or spared(name) else 0.1
+        keys.setdefault((rates(name), decay), []).append(p)
+    groups = [{"params": held, "lr": lr, "weight_decay": decay} for (lr, decay), held in keys.items()]
+    g = torch.Generator().manual_seed(0)
+    batch = (torch.randn(4, 6, 5, generator=g), torch.tensor([0, 1, 2, 3]))
+    return report_of(
+        "groups",
+        model=model,
+        batches=batch,
+        loss=lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]),
+        optimizer=AdamW(groups),
+    )
+
+
+FAULTY_TOKENS: list[tuple[Callable[[str], bool], Callable[[str], float], str]] = [
+    (lambda n: n in ("cls", "places"), lambda _: 1e-3, "registers"),
+    (lambda n: n in ("registers", "places"), lambda _: 1e-3, "cls"),
+    (lambda n: n == "cls", lambda _: 1e-3, "cls"),
+    (
+        lambda n: n in ("cls", "registers", "places"),
+        lambda n: 1e-3 if n == "registers" else 1e-4,
+        "registers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spared", "rates", "place"), FAULTY_TOKENS)
+def test_a_token_that_is_treated_unlike_its_like_is_named(spared: Any, rates: Any, place: str):
+    report = patched(spared, rates)
+    assert {v.module for v in report.failures} == {place}
+
+
+@pytest.mark.parametrize(
+    "spared",
+    [
+        lambda n: False,
+        lambda n: n == "places",
+        lambda n: n in ("cls", "registers"),
+        lambda n: n in ("cls", "registers", "places"),
+    ],
+)
+def test_tokens_that_are_treated_alike_are_sound(spared: Callable[[str], bool]):
+    assert patched(spared).ok
+
+
+class Prompted(Patches):
+    """Puts other prompts before each block, and learns them at a rate of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.prompts = nn.ParameterList(nn.Parameter(torch.randn(1, 2, DIM)) for _ in self.blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cat((self.cls.expand(len(x), -1, -1), self.read(x) + self.places), 1)
+        for block, prompt in zip(self.blocks, self.prompts, strict=True):
+            h = block(torch.cat((prompt.expand(len(x), -1, -1), h), 1))[:, 2:]
+        return self.head(self.norm(h.mean(1)))
+
+
+def test_prompts_of_each_layer_may_have_rates_by_layer():
+    def rate(name: str) -> float:
+        return 1e-3 * 0.8 ** int(name.split(".")[1]) if name.startswith("prompts") else 1e-3
+
+    assert patched(lambda n: n in ("cls", "places"), rate, Prompted).ok
+
+
+class MuonByFlag(Optimizer):
+    """Steps the groups with ``use_muon`` by an orthogonal matrix, and the others as Adam does at first."""
+
+    def __init__(self, groups: Any):
+        super().__init__(groups, {"lr": 1e-3, "use_muon": False, "betas": (0.9, 0.95), "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                change = p.grad.sign()
+                if group["use_muon"]:
+                    left, _, right = torch.linalg.svd(p.grad.flatten(1), full_matrices=False)
+                    change = (left @ right).view_as(p)
+                p.add_(change, alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("flag", ["use_muon", "orthogonal"])
+def test_an_optimizer_of_two_rules_is_judged_by_the_step_of_each_group(flag: str):
+    class Renamed(MuonByFlag):
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                group["use_muon"] = group[flag]
+            super().step()
+
+    def made(model: nn.Module, *, all_matrices: bool) -> Optimizer:
+        named = list(model.named_parameters())
+        hidden = [p for n, p in named if p.ndim > 1 and (all_matrices or n.startswith("blocks"))]
+        others = [p for _, p in named if all(p is not q for q in hidden)]
+        return Renamed([{"params": hidden, flag: True}, {"params": others, flag: False}])
+
+    assert with_optimizer(lambda m: made(m, all_matrices=False), "groups").ok
+    report = with_optimizer(lambda m: made(m, all_matrices=True), "groups")
+    assert first(report) == ("groups", "embed.weight")

@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cases import each
+
+from .test_gradients import Attach
 from .tiny import DIM, ROWS, VOCAB, Decoder, first, report_of
 
 LENGTH = 10
@@ -114,7 +117,7 @@ def test_a_mask_of_the_loss_alone_suits_a_model_that_looks_back():
 
     report = padding_of(Causal())
     assert report.holds == ("padding",)
-    assert "it is seen there" in report.notes[0].evidence
+    assert [note.property for note in report.notes] == ["padding"]
 
 
 def test_padding_that_is_seen_is_named():
@@ -151,3 +154,76 @@ def test_more_padding_of_a_source_changes_nothing(*, masked: bool):
     )
     assert report.ok is masked, report
     assert masked or "of padding" in report.failures[0].evidence or "a row cut" in report.failures[0].evidence
+
+
+# --------------------------------------------------------------------------------- the loss and its gradient
+
+
+class Balanced(Reader):
+    """Has experts whose load is balanced, over all columns or over tokens alone."""
+
+    def __init__(self, *, counts_padding: bool, attached: bool = False):
+        super().__init__()
+        self.counts_padding, self.attached = counts_padding, attached
+        self.router = nn.Linear(DIM, 3)
+        self.uneven = torch.zeros(())
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        shares = self.router(self.embed(ids)).softmax(-1)
+        counted = torch.ones_like(shares[..., 0]) if self.counts_padding else mask.to(shares)
+        mean = (shares * counted[..., None]).sum((0, 1)) / counted.sum()
+        self.uneven = mean.square().sum()
+        logits = super().forward(ids, mask) + shares.sum(-1, keepdim=True) * shares[..., :1]
+        return Attach.apply(logits, self.uneven) if self.attached else logits
+
+
+def balanced(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    return loss_of(model, batch) + (0.0 if model.attached else 0.1 * model.uneven)
+
+
+@each("attached", [{}, {"attached": True}])
+def test_a_term_of_the_loss_that_counts_padding_is_named(attached: dict[str, bool]):
+    model = Balanced(counts_padding=True, **attached)
+    report = report_of("padding", "padded_loss", model=model, batches=batch(), loss=balanced)
+    assert report.holds == ("padding",)
+    assert first(report) == ("padded_loss", "loss")
+
+
+@each("side", ["left", "right"])
+@each("attached", [{}, {"attached": True}])
+def test_a_term_that_leaves_padding_out_is_sound(side: str, attached: dict[str, bool]):
+    model = Balanced(counts_padding=False, **attached)
+    report = report_of("padded_loss", model=model, batches=batch(side), loss=balanced)
+    assert report.holds == ("padded_loss",)
+
+
+def over_all_places(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    labels = batch["ids"] * 7 % VOCAB
+    each_place = F.cross_entropy(model(**batch).transpose(1, 2), labels, reduction="none")
+    return (each_place * batch["mask"]).mean()
+
+
+def over_rows(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    labels = batch["ids"] * 7 % VOCAB
+    each_place = F.cross_entropy(model(**batch).transpose(1, 2), labels, reduction="none")
+    return (each_place * batch["mask"]).sum(1).mean()
+
+
+def test_a_loss_that_is_divided_by_all_places_is_first_named_for_that():
+    report = report_of("reduction", "padded_loss", model=Reader(), batches=batch(), loss=over_all_places)
+    assert first(report) == ("reduction", "loss")
+    assert [v.property for v in report.failures[0].follows] == ["padded_loss"]
+
+
+def test_a_sum_over_each_row_is_no_matter_of_padding():
+    report = report_of("reduction", "padded_loss", model=Reader(), batches=batch(), loss=over_rows)
+    assert set(report.holds) == {"reduction", "padded_loss"}
+    assert f"{1 / ROWS:.3g}" in report.notes[0].evidence
+    assert str(sum(LENGTHS)) in report.notes[0].evidence
+
+
+def test_without_padding_there_is_nothing_to_add():
+    ids = torch.randint(1, VOCAB, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
+    whole = {"ids": ids, "mask": torch.ones(ROWS, LENGTH)}
+    report = report_of("padded_loss", model=Reader(), batches=whole, loss=loss_of)
+    assert set(report.untestable) == {"padded_loss"}

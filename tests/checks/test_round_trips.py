@@ -300,3 +300,65 @@ def test_angles_that_autocast_rounds_fail(way: str):
     rest: dict[str, Any] = {way: under_autocast, "optimizer": groups}
     assert report_of("precision", model=Multiplied(kept=True), **rest).holds == ("precision",)
     assert first(report_of("precision", model=Multiplied(kept=False), **rest)) == ("precision", "angles")
+
+
+class Remembered:
+    """What a recurrence keeps, from the last call on."""
+
+    state: Tensor | None = None
+
+
+class Remembering(nn.Module):
+    """Begins with what it remembers."""
+
+    def __init__(self):
+        super().__init__()
+        self.lift = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor, memory: Remembered) -> Tensor:
+        begin = 0 if memory.state is None else memory.state
+        memory.state = self.lift(x).cumsum(1)[:, -1:]
+        return x + begin
+
+
+class WithMemory(Decoder):
+    """Passes an object to a block, which fills it."""
+
+    def __init__(self):
+        super().__init__()
+        self.remember = Remembering()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.norm(self.remember(self.embed(ids), Remembered())))
+
+
+class Choosing(nn.Module):
+    """Takes the expert with the largest score, of scores that differ by less than they are rounded by."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.experts = nn.Linear(DIM, 8), nn.Parameter(torch.randn(8, DIM))
+        nn.init.constant_(self.score.weight, 0.1)
+        with torch.no_grad():
+            self.score.weight += 1e-3 * torch.randn(8, DIM)
+            self.score.bias.fill_(4.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.experts[self.score(x).argmax(-1)]
+
+
+class WithChoice(Decoder):
+    """Scales each token by an expert."""
+
+    def __init__(self):
+        super().__init__()
+        self.choose = Choosing()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.norm(self.choose(self.embed(ids))))
+
+
+@pytest.mark.parametrize("kind", [WithMemory, WithChoice])
+def test_neither_memory_nor_another_choice_is_rounding(kind: type[nn.Module]):
+    torch.manual_seed(0)
+    assert report_of("precision", model=in_low_precision(kind())).holds == ("precision",)

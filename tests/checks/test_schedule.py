@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from .tiny import Decoder, Whole, first, groups, loss_of, report_of, sound
+from .tiny import Decoder, Whole, first, groups, loss_of, report_of, sound, tokens
 
 
 def scheduled(make: Callable[[Optimizer], Any], whole: Whole | None = sound, **setup: Any) -> Any:
@@ -142,3 +142,152 @@ def test_no_copy_of_the_scheduler_is_the_users_own():
     )
     assert ([g["lr"] for g in optimizer.param_groups], scheduler.state_dict()["last_epoch"]) == before
     assert not optimizer.state
+
+
+# ----------------------------------------------------------------------------------- by what else rates move
+
+
+class ByLayer(AdamW):
+    """Multiplies each group's rate by a factor of its own: once, or in every step."""
+
+    def __init__(self, model: nn.Module, factors: tuple[float, float], *, every_step: bool):
+        super().__init__(
+            [{"params": model.blocks.parameters()}, {"params": model.head.parameters()}], lr=1e-3
+        )
+        self.factors, self.every_step = factors, every_step
+        if not every_step:
+            self.multiply()
+
+    def multiply(self) -> None:
+        for group, factor in zip(self.param_groups, self.factors, strict=True):
+            group["lr"] *= factor
+
+    def step(self, closure: Any = None) -> Any:
+        if self.every_step:
+            self.multiply()
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("factors", [(0.5, 1.0), (0.9, 0.8), (1.0, 1.2)])
+def test_factors_that_every_step_multiplies_once_more_are_named(factors: tuple[float, float]):
+    report = report_of("schedule", optimizer=lambda m: ByLayer(m, factors, every_step=True))
+    assert first(report) == ("schedule", "optimizer")
+    assert not report_of("schedule", optimizer=lambda m: ByLayer(m, factors, every_step=False)).failures
+
+
+def test_a_schedule_that_sets_the_rates_anew_undoes_such_factors():
+    report = report_of(
+        "schedule",
+        optimizer=lambda m: ByLayer(m, (0.5, 1.0), every_step=True),
+        scheduler=lambda o: LambdaLR(o, lambda i: min(1, (i + 1) / 20)),
+    )
+    assert report.holds == ("schedule",)
+
+
+def test_a_slow_decay_in_the_optimizer_is_a_note():
+    report = report_of("schedule", optimizer=lambda m: ByLayer(m, (0.999, 0.999), every_step=True))
+    assert not report.failures
+    assert [note.module for note in report.notes] == ["optimizer"]
+
+
+def by_hand(rate: Callable[[int, float], float]) -> Whole:
+    """Return a step that sets the rates itself, from its number and the present rate."""
+    taken = [0]
+
+    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+        optimizer.zero_grad()
+        loss_of(model, ids).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = rate(taken[0], group["lr"])
+        taken[0] += 1
+        optimizer.step()
+
+    return whole
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        lambda i, _: 1e-3 * min(1, (i + 1) / 100),
+        lambda i, _: 1e-3 * (1 - i / 20),
+        lambda i, _: 1e-3 * min((i + 1) ** -0.5, (i + 1) * 4000**-1.5),
+        lambda i, _: 1e-3,
+    ],
+)
+def test_rates_that_a_step_sets_from_its_number_are_a_schedule(rate: Callable[[int, float], float]):
+    report = report_of("schedule", optimizer=groups, step=by_hand(rate))
+    assert not report.failures
+    assert not report.notes
+
+
+def test_a_rate_that_a_step_multiplies_is_named_at_the_step():
+    report = report_of("schedule", optimizer=groups, step=by_hand(lambda _, now: 0.7 * now))
+    assert first(report) == ("schedule", "step")
+
+
+@pytest.mark.parametrize(
+    ("share", "steps", "faulty"),
+    [
+        (lambda i: i / 400, 400, True),
+        (lambda i: 0.1 + i / 1000, 400, True),
+        (lambda i: 1 - i / 400, 400, False),
+        (lambda i: min(1, i / 300), 400, False),
+        (lambda i: min(i, 400 - i) / 200, 400, False),
+    ],
+)
+def test_a_rate_that_rises_to_the_end_is_named(share: Callable[[int], float], steps: int, faulty: Any):
+    report = report_of(
+        "schedule", optimizer=groups, scheduler=lambda o: LambdaLR(o, share), declare={"steps": steps}
+    )
+    assert bool(report.failures) is faulty
+
+
+# ------------------------------------------------------------------------------------------------ resuming
+def resumed(*, with_schedule: bool, taken: int = 7) -> dict[str, Any]:
+    """Return a training that goes on from a checkpoint, with the schedule's state or without."""
+    torch.manual_seed(0)
+    model = Decoder()
+    optimizer = groups(model)
+    scheduler = LambdaLR(optimizer, lambda i: min(1, (i + 1) / 20))
+    for _ in range(taken):
+        sound(model, tokens(), optimizer, scheduler)
+    fresh = groups(model)
+    anew = LambdaLR(fresh, lambda i: min(1, (i + 1) / 20))
+    fresh.load_state_dict(optimizer.state_dict())
+    if with_schedule:
+        anew.load_state_dict(scheduler.state_dict())
+    return {"model": model, "optimizer": fresh, "scheduler": anew, "step": sound}
+
+
+def test_a_setup_may_be_recorded_between_the_steps_of_optimizer_and_schedule():
+    assert not report_of("schedule", **resumed(with_schedule=False, taken=1)).notes
+
+
+@pytest.mark.parametrize("with_schedule", [True, False])
+def test_a_schedule_that_begins_anew_beside_an_optimizer_that_does_not_is_noted(with_schedule: Any):
+    report = report_of("schedule", **resumed(with_schedule=with_schedule))
+    assert report.ok
+    assert [note.module for note in report.notes] == ([] if with_schedule else ["scheduler"])
+
+
+def test_a_schedule_that_the_step_leaves_alone_may_count_something_else():
+    given = resumed(with_schedule=False)
+
+    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+        optimizer.zero_grad()
+        loss_of(model, ids).backward()
+        optimizer.step()
+
+    assert report_of("schedule", **given | {"step": whole}).ok
+
+
+@pytest.mark.parametrize("first_share", [0.0, 0.1])
+def test_a_first_rate_of_zero_is_noted(first_share: float):
+    report = report_of(
+        "schedule",
+        optimizer=groups,
+        scheduler=lambda o: LambdaLR(o, lambda i: min(1, first_share + i / 10)),
+        declare={"steps": 50},
+    )
+    assert report.holds == ("schedule",)
+    assert bool(report.notes) is (first_share == 0)

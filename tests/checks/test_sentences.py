@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normlab.setups.setup import Setup
 from normlab.trace.step_under_test import StepUnderTest
 
-from .tiny import LENGTH, VOCAB, Block, Decoder, loss_of, report_of, tokens
+from .tiny import DIM, LENGTH, VOCAB, Block, Decoder, loss_of, report_of, tokens
 
 
 class Window(Block):
@@ -122,5 +122,102 @@ def test_logits_that_a_function_reads_are_named_by_it(parts: int):
     assert not any("=" in value or value.startswith((" ", ".")) for value in about.values())
 
 
+def test_blocks_that_are_the_models_own_children_are_named_by_its_class():
+    model = nn.Sequential(*Decoder(0.0).blocks)
+    step = StepUnderTest(Setup(model, torch.randn(2, 5, DIM), lambda m, x: m(x).square().mean()))
+    assert step.described()["stacks"] == "Sequential × 4"
+
+
 def test_an_entry_that_has_no_name_is_called_the_batch():
     assert StepUnderTest(Setup(Decoder(0.0), tokens(), loss_of)).described()["tokens"].startswith("batch ")
+
+
+# ------------------------------------------------------------------------ numbers of failures, counted again
+def numbers_in(report: Any, name: str) -> list[float]:
+    """Return the numbers that the first failure of a property names."""
+    (evidence,) = [failure.evidence for failure in report.failures if failure.property == name][:1]
+    return [float(x) for x in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)", evidence)]
+
+
+class Blind(Decoder):
+    """Sees each token alone."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(ids)))
+
+
+def test_a_reach_that_is_lost_names_the_tokens_that_were_changed():
+    width = LENGTH - 1
+    tried = sorted({1, 2, width // 2, width - 1})
+    assert numbers_in(report_of("reach", model=Blind(0.0)), "reach") == tried
+
+
+def test_a_model_that_looks_back_alone_names_the_tokens_that_did_not_move():
+    report = report_of("reach", declare={"causal": False})
+    assert numbers_in(report, "reach") == [(LENGTH - 1) // 2]
+
+
+def test_parameters_that_rounding_holds_still_are_counted():
+    torch.manual_seed(0)
+    model = Decoder(0.0).bfloat16()
+    gains = [p for p in model.parameters() if bool((p == 1).all())]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4)
+    steps, still, live = numbers_in(report_of("update", model=model, optimizer=optimizer), "update")
+    assert (still, live) == (len(gains), len(list(model.parameters())))
+    before = [p.detach().clone() for p in gains]
+    for _ in range(int(steps)):
+        optimizer.zero_grad()
+        loss_of(model, tokens()).backward()
+        optimizer.step()
+    assert all(map(torch.equal, gains, before))
+
+
+class Halves(torch.optim.SGD):
+    """Halves the rate of its first group in every step."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["lr"] /= 2
+        return super().step(closure)
+
+
+def test_a_rate_that_falls_by_itself_is_followed():
+    def two(model: nn.Module) -> Halves:
+        return Halves([{"params": model.head.parameters()}, {"params": model.blocks.parameters()}], lr=0.1)
+
+    moved, groups, factor, steps, first, last = numbers_in(report_of("schedule", optimizer=two), "schedule")
+    assert (moved, groups, factor) == (1, 2, 0.5)
+    assert last == pytest.approx(first * factor**steps)
+
+
+def test_a_schedule_at_zero_says_how_much_of_it_was_looked_at():
+    report = report_of(
+        "schedule",
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda i: 0.0),
+        declare={"steps": 70},
+    )
+    rate, looked, last = numbers_in(report, "schedule")
+    assert (rate, looked, last) == (0, 70, 70)
+
+
+def counts_padding(model: nn.Module, ids: Tensor) -> Tensor:
+    """Return a loss with a term over all places, padding included."""
+    each = F.cross_entropy(model(ids).transpose(1, 2)[..., :-1], ids[:, 1:], ignore_index=0)
+    return each + model(ids).square().mean()
+
+
+def test_a_loss_that_padding_moves_says_by_how_much():
+    ids = tokens()
+    ids[1, 5:] = 0
+    ids[2, 3:] = 0
+    model = Decoder(0.0)
+    for name, p in model.named_parameters():
+        if "norm.bias" in name:  # a check fills what is zero
+            nn.init.constant_(p, 0.1)
+    report = report_of("padded_loss", model=model, batches=ids, loss=counts_padding, declare={"pad_id": 0})
+    of_loss = numbers_in(report, "padded_loss")[0]
+    padded = ids[1:3]
+    longer = torch.cat((padded, padded[:, -1:]), 1)
+    with torch.no_grad():
+        here, there = (float(counts_padding(model.double(), x)) for x in (padded, longer))
+    assert of_loss == pytest.approx(abs(there - here) / here, rel=0.05)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import normlab
+from normlab.checks.check import examine, properties
+from normlab.checks.property import Answers, Property
 from normlab.errors import UserError, is_own
 from normlab.setups.setup import Setup
 from normlab.trace.step_under_test import StepUnderTest
@@ -73,9 +77,43 @@ def test_large_records_are_given_back():
 
 
 def test_what_does_not_apply_is_said_so_without_a_budget_for_it():
-    why = normlab.check(Decoder(0.0), tokens(), loss=loss_of, optimizer=groups, budget_s=1e-3).untestable
-    without = {"step", "compiled_equals_plain", "dropout_repeats", "precision"}
-    assert {name for name in ("overfit", "derivative", *without) if "budget_s=" in why[name]} == {
+    step = prepared()
+    step.budget_s = 0.0
+    why = examine(step, properties()).untestable
+    asked = ("overfit", "derivative", "dropout_repeats", "step", "compiled_equals_plain")
+    # whether a backward pass runs anything again takes such a pass
+    assert {name for name in asked if "a budget of" in why[name]} == {
         "overfit",
         "derivative",
+        "dropout_repeats",
     }
+
+
+def test_no_pass_begins_after_the_budget_and_the_rest_is_untested():
+    begun = list[float]()
+
+    def endless(step: StepUnderTest) -> Answers:
+        """It runs passes for ever, and takes what they raise for an answer."""
+        while True:
+            begun.append(time.monotonic())
+            with suppress(Exception):
+                step.exact.again().once()
+
+    step = prepared()
+    step.budget_s = time.monotonic() - step.started + 0.5
+    report = examine(step, [Property("endless", "outputs", endless, passes=2), properties()[-1]])
+    assert report.failures == ()
+    assert report.untestable.keys() == {"endless", properties()[-1].name}
+    assert all("a budget of" in why for why in report.untestable.values())
+    assert sum(at > step.ends for at in begun) <= 1
+
+
+def test_a_budget_of_less_than_one_pass_is_refused_with_the_time_of_one():
+    with pytest.raises(UserError, match=r"one pass takes about [\d.e-]+ s.*budget_s=\d+"):
+        normlab.check(Decoder(0.0), tokens(), loss=loss_of, optimizer=groups, budget_s=1e-3)
+
+
+def prepared() -> StepUnderTest:
+    step = StepUnderTest(Setup(Decoder(0.0), tokens(), loss_of, optimizer=groups))
+    step.prepare()
+    return step

@@ -150,3 +150,33 @@ def test_a_copied_tower_is_noted():
     report = report_of("ties", model=Towers(), batches=ids, loss=loss)
     assert not report.failures
     assert report.notes[0].module == "document"
+
+
+def sharing(parts: tuple[str, ...], blocks: tuple[int, ...] = (0, 1, 2, 3)) -> Decoder:
+    """Return a decoder in which some blocks share these parts."""
+    model = Decoder()
+    for i in blocks:
+        for part in parts:
+            setattr(model.blocks[i], part, getattr(model.blocks[blocks[0]], part))
+    return model
+
+
+@pytest.mark.parametrize("blocks", [(0, 1, 2, 3), (1, 3)])
+@pytest.mark.parametrize("parts", [("up", "down"), ("norm",)])
+def test_blocks_that_share_a_part_and_own_the_rest_are_noted(parts: tuple[str, ...], blocks: tuple[int, ...]):
+    report = report_of("ties", model=sharing(parts, blocks))
+    assert report.holds == ("ties",)
+    assert [note.module.startswith(f"blocks.{blocks[0]}") for note in report.notes] == [True]
+
+
+def test_blocks_that_share_everything_or_nothing_are_not():
+    for model in (sharing(()), sharing(("norm", "up", "down"))):
+        assert not report_of("ties", model=model).notes
+
+
+def test_one_block_in_several_places_is_noted_once():
+    looped = Decoder()
+    looped.blocks = nn.ModuleList([looped.blocks[0]] * 3)
+    report = report_of("ties", model=looped)
+    assert report.holds == ("ties",)
+    assert [note.module for note in report.notes] == ["blocks.0"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normlab.trace.starts import Start
 
-from .tiny import Decoder, first, loss_of, report_of, tokens
+from .tiny import DIM, Decoder, first, loss_of, report_of, tokens
 
 
 def test_a_start_as_drawn_holds():
@@ -157,3 +157,84 @@ def test_copies_that_were_added_to_a_librarys_model_fail():
         block.added = copy.deepcopy(part)
     report = report_of("seeds", model=model, loss=lambda model, ids: model(ids, labels=ids).loss)
     assert first(report) == ("seeds", "transformer.h.1.added.weight")
+
+
+class Scaled(Decoder):
+    """Multiplies its stream by a buffer that no state dict holds."""
+
+    def __init__(self, value: float, *, persistent: bool = False):
+        super().__init__(0.0)
+        self.register_buffer("size", torch.full((1,), value), persistent=persistent)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) * self.size
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def test_a_buffer_that_nothing_fills_is_noted():
+    report = report_of("buffers", model=Scaled(0.0))
+    assert [note.module for note in report.notes] == ["size"]
+    for sound in (Scaled(2.0), Scaled(0.0, persistent=True)):
+        assert not report_of("buffers", model=sound).notes
+
+
+# --------------------------------------------------------------------------------------- starts that are lost
+class Special(nn.Module):
+    """A block with starts of its own: a bias that is computed, and a map that begins at 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(DIM), nn.Linear(DIM, 32), nn.Linear(32, DIM)
+        with torch.no_grad():
+            self.up.bias.copy_(torch.linspace(-1, 1, 32).exp())
+        nn.init.zeros_(self.down.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def draw_old(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        module.weight.data.normal_(0, 0.02)
+        if module.bias is not None:
+            module.bias.data.zero_()
+
+
+def draw_new(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+
+
+class Drawn(Decoder):
+    """Draws all its maps by one function, before or after blocks with starts of their own are built."""
+
+    def __init__(self, draw: Any, *, first: bool):
+        super().__init__(0.0)
+        if first:
+            self.apply(draw)
+        self.blocks = nn.ModuleList(Special() for _ in range(3))
+        if not first:
+            self.apply(draw)
+
+
+@pytest.mark.parametrize(("draw", "lost"), [(draw_old, "up.bias"), (draw_new, "down.weight")])
+@pytest.mark.parametrize("first_of_all", [True, False])
+def test_a_start_that_a_block_gives_itself_is_not_drawn_over(draw: Any, lost: str, first_of_all: Any):
+    make = functools.partial(Drawn, draw, first=first_of_all)
+    torch.manual_seed(0)
+    report = report_of("start", model=make(), make=make)
+    assert first(report) == (("", "") if first_of_all else ("start", f"blocks.0.{lost}"))
+
+
+def test_plain_draws_may_follow_each_other():
+    class Twice(Decoder):
+        def __init__(self):
+            super().__init__(0.0)
+            for block in self.blocks:
+                nn.init.xavier_uniform_(block.up.weight)
+            self.apply(draw_new)
+
+    torch.manual_seed(0)
+    assert report_of("start", model=Twice(), make=Twice).holds == ("start",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -124,7 +125,7 @@ def test_uneven_micro_batches_weigh_their_tokens_alike():
     assert with_step(weighted, "step", batches=padded(), loss=padded_loss).holds == ("step",)
 
 
-@pytest.mark.parametrize(("divisor", "names"), [(1, ()), (28, ()), (14, ("step",))])
+@pytest.mark.parametrize(("divisor", "names"), [(1, ("reduction",)), (28, ()), (14, ("step",))])
 def test_a_sum_may_be_divided_by_what_it_counts(divisor: int, names: tuple[str, ...]):
     def summed(model: nn.Module, ids: Tensor) -> Tensor:
         return F.cross_entropy(model(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="sum")
@@ -156,6 +157,49 @@ def test_weights_that_move_between_passes_cannot_be_compared():
         optimizer.zero_grad()
 
     assert "step" in with_step(sharpness_aware, "step").untestable
+
+
+class Averaged(Decoder):
+    """Has a slow copy of its head, which agrees with the head a little."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.slow = copy.deepcopy(self.head).requires_grad_(False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = super().forward(ids)
+        self.apart = (self.head.weight - self.slow.weight).square().mean()
+        return logits
+
+    def follow(self) -> None:
+        with torch.no_grad():
+            self.slow.weight.mul_(0.9).add_(self.head.weight, alpha=0.1)
+
+
+def followed(when: str) -> Whole:
+    """Return a step of two micro-batches in which the slow copy follows before, between or after them."""
+
+    def whole(model: Any, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+        optimizer.zero_grad()
+        if when == "before":
+            model.follow()
+        for part in ids.chunk(2):
+            (loss_of(model, part) / 2).backward()
+            if when == "between":
+                model.follow()
+        optimizer.step()
+        if when == "after":
+            model.follow()
+
+    return whole
+
+
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_an_average_follows_once_a_step(when: str):
+    model = Averaged()
+    trained = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    report = report_of("step", model=model, optimizer=trained, step=followed(when))
+    assert first(report) == (("step", "step") if when == "between" else ("", ""))
 
 
 def test_a_loss_that_draws_cannot_be_compared():

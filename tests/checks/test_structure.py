@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -36,17 +37,58 @@ class Attending(nn.Module):
         return x + self.out((weights @ v).transpose(1, 2).reshape(rows, width, DIM))
 
 
+class Wide(Attending):
+    """Heads that are together twice as wide as the stream, and scaled by the root of that width."""
+
+    def __init__(self):
+        super().__init__((2 * DIM) ** -0.5)
+        self.qkv, self.out = nn.Linear(DIM, 6 * DIM), nn.Linear(2 * DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=float(self.factor))
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def rotated(x: Tensor, offset: Tensor | float = 0.0) -> Tensor:
+    """Turn each pair of features by an angle that grows with the place."""
+    angles = torch.arange(x.shape[-2])[:, None] * torch.arange(1, x.shape[-1] // 2 + 1) + offset
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+
+
 class ScaledBeforeRotation(Attending):
     """Queries are scaled, then rotated."""
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        return self.rotated(q * self.factor) @ self.rotated(k).transpose(-1, -2)
+        return rotated(q * self.factor) @ rotated(k).transpose(-1, -2)
 
-    @staticmethod
-    def rotated(x: Tensor) -> Tensor:
-        angles = torch.arange(x.shape[-2])[:, None] * torch.arange(1, x.shape[-1] // 2 + 1)
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+
+class LearntAngles(Attending):
+    """Keys are turned by angles that are trained, which does not scale them."""
+
+    def __init__(self, scale: float = (DIM / HEADS) ** -0.5):
+        super().__init__(scale)
+        self.angle = nn.Parameter(torch.zeros(DIM // HEADS // 2))
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().scores(rotated(q), rotated(k, self.angle))
+
+
+class CosinesAndSines(LearntAngles):
+    """Each feature stands twice, times the cosine and the sine of an angle, as in PoPE."""
+
+    def __init__(self):
+        super().__init__()
+        self.angle = nn.Parameter(torch.zeros(DIM // HEADS))
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        angles = torch.arange(q.shape[-2])[:, None] * torch.ones(q.shape[-1])
+        q, k = (
+            torch.cat([x * one.cos(), x * one.sin()], -1)
+            for x, one in ((q, angles), (k, angles + self.angle))
+        )
+        return Attending.scores(self, q, k)
 
 
 class NormedQueries(Attending):
@@ -209,6 +251,67 @@ def test_a_block_that_does_not_pass_its_stream_on_fails(block: type[Block]):
     assert first(report_of("residual", model=decoder(block, 2))) == ("residual", "blocks.2")
 
 
+class Guided(Decoder):
+    """Reads, besides its own stream, that of a slow copy of itself, which runs without gradients."""
+
+    def __init__(self, way: str, block: type[Block] = Block):
+        super().__init__(0.0)
+        self.slow = nn.ModuleList(block() for _ in range(3)).requires_grad_(False)
+        self.way = way
+
+    def stream(self, x: Tensor) -> Tensor:
+        for block in self.slow:
+            x = block(x)
+        return x
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        if self.way == "no_grad":
+            with torch.no_grad():
+                guide = self.stream(x)
+        elif self.way == "decorated":
+            guide = torch.no_grad()(self.stream)(x)
+        else:
+            guide = self.stream(x.detach())
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x + guide))
+
+
+@pytest.mark.parametrize("way", ["no_grad", "decorated", "detached"])
+def test_a_stack_without_gradients_is_wired_like_any_other(way: str):
+    assert report_of("residual", model=Guided(way)).holds == ("residual",)
+    assert first(report_of("residual", model=Guided(way, Doubled))) == ("residual", "slow.0")
+
+
+def test_a_stack_of_which_one_block_alone_runs_without_gradients_is_judged():
+    class Cut(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return super().forward(x)
+
+    assert first(report_of("residual", model=decoder(Cut, 2))) == ("residual", "blocks.2")
+
+
+def test_a_norm_in_the_list_of_blocks_is_no_block():
+    class Listed(Decoder):
+        def __init__(self, *parts: nn.Module):
+            super().__init__(0.0)
+            self.body = nn.Sequential(*parts)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.body(self.embed(ids))
+
+    torch.manual_seed(0)
+    blocks = [Block() for _ in range(3)]
+    end = [nn.LayerNorm(DIM), nn.Linear(DIM, VOCAB)]
+    assert report_of("residual", model=Listed(*blocks, *end)).holds == ("residual",)
+    between = Listed(*blocks[:2], nn.LayerNorm(DIM), blocks[2], *end)
+    assert report_of("residual", model=between).holds == ("residual",)
+    halved = Listed(*blocks[:1], Halved(), *blocks[1:], *end)
+    assert first(report_of("residual", model=halved))[1] == "body.1"
+
+
 def test_a_mix_of_streams_keeps_them_and_one_of_features_does_not():
     model = Streams()
     for i in range(4):
@@ -278,6 +381,21 @@ def test_every_call_of_a_shared_block_must_pass_its_stream_on():
     model = shared(0, 1, 0)
     model.blocks[0] = model.blocks[2] = DetachedLater()
     assert first(report_of("residual", model=model)) == ("residual", "blocks.0")
+
+
+def of_a_reference_too(model: nn.Module, ids: Tensor) -> Tensor:
+    """The loss of a model that is also its own reference, in a pass without a gradient."""
+    with torch.no_grad():
+        reference = model(ids[:, :-1]).softmax(-1)
+    logits = model(ids[:, :-1])
+    apart = -(reference * logits.log_softmax(-1)).sum(-1).mean()
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()) + 0.1 * apart
+
+
+def test_a_pass_without_a_gradient_says_nothing_of_the_stream():
+    assert report_of("residual", model=decoder(Attending), loss=of_a_reference_too).holds == ("residual",)
+    broken = decoder(Detached, 2)
+    assert first(report_of("residual", model=broken, loss=of_a_reference_too)) == ("residual", "blocks.2")
 
 
 def test_shared_blocks_out_of_order_fail():
@@ -380,13 +498,24 @@ def test_branches_in_a_list_are_no_blocks():
     assert "residual" in report_of("residual", model=Branches()).untestable
 
 
-@pytest.mark.parametrize("block", [Attending, ScaledBeforeRotation, lambda: NormedQueries(0.3)])
+@pytest.mark.parametrize(
+    "block", [Attending, ScaledBeforeRotation, LearntAngles, CosinesAndSines, lambda: NormedQueries(0.3)]
+)
 def test_scores_that_are_scaled_hold(block: Callable[[], nn.Module]):
-    assert report_of("attention_scale", model=decoder(block)).holds == ("attention_scale",)
+    report = report_of("attention_scale", model=decoder(block))
+    assert report.holds == ("attention_scale",)
+    assert not report.notes
 
 
 @pytest.mark.parametrize(
-    "block", [lambda: Attending(1.0), lambda: Attending(DIM**-0.5), lambda: Attending(axis=-2)]
+    "block",
+    [
+        lambda: Attending(1.0),
+        lambda: Attending(DIM**-0.5),
+        lambda: Attending(axis=-2),
+        lambda: LearntAngles(1.0),
+        Wide,
+    ],
 )
 def test_scores_that_are_scaled_wrongly_fail(block: Callable[[], nn.Module]):
     assert first(report_of("attention_scale", model=decoder(block))) == ("attention_scale", "blocks.0")
@@ -466,6 +595,63 @@ def test_a_stream_that_reaches_the_head_without_a_norm_fails():
     assert first(report_of("residual", "norms", model=model)) == ("norms", "blocks.3")
 
 
+def regressed(model: nn.Module, ids: Tensor) -> Tensor:
+    return (model(ids) - 1).square().mean()
+
+
+def test_outputs_that_no_class_is_scored_by_may_grow_with_the_stream():
+    model = Decoder()
+    model.norm = nn.Identity()
+    report = report_of("norms", model=model, loss=regressed)
+    assert report.holds == ("norms",)
+    assert [note.module for note in report.notes] == ["blocks.3"]
+
+
+class Branching(Decoder):
+    """Has a short stack of its own on top of the normed stream, without a norm behind it."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.top = nn.Sequential(*(nn.Sequential(nn.Linear(DIM, DIM), nn.ReLU()) for _ in range(2)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.top(self.norm(x)))
+
+
+def test_a_norm_is_looked_for_behind_the_last_stack_alone():
+    model = Branching()
+    assert report_of("norms", model=model).holds == ("norms",)
+    model.norm = nn.Identity()
+    assert first(report_of("norms", model=model)) == ("norms", "blocks.3")
+
+
+class Chosen(nn.Module):
+    """Looks entries up by a product with one-hot rows, or with shares, and maps them to features."""
+
+    def __init__(self, *, hard: bool, choose: bool = True):
+        super().__init__()
+        self.ask, self.out = nn.Linear(DIM, 6), nn.Linear(24, DIM)
+        self.entries, self.hard, self.choose = nn.Parameter(torch.randn(6, 24)), hard, choose
+
+    def forward(self, x: Tensor) -> Tensor:
+        asked = self.ask(x)
+        if self.choose:
+            asked = F.gumbel_softmax(asked, hard=self.hard)
+        return x + self.out(asked @ self.entries)
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_lookup_by_shares_is_no_linear_map(hard: Any):
+    model = Decoder()
+    model.blocks[1] = Chosen(hard=hard)
+    assert report_of("nonlinear", model=model).holds == ("nonlinear",)
+    model.blocks[1] = Chosen(hard=hard, choose=False)
+    assert first(report_of("nonlinear", model=model))[0] == "nonlinear"
+
+
 def test_two_wide_maps_in_a_row_fail():
     assert report_of("nonlinear").holds == ("nonlinear",)
     assert first(report_of("nonlinear", model=decoder(Affine)))[0] == "nonlinear"
@@ -475,3 +661,24 @@ def test_a_narrow_pair_of_maps_holds():
     model = Decoder()
     model.head = nn.Sequential(nn.Linear(DIM, 4, bias=False), nn.Linear(4, VOCAB))
     assert report_of("nonlinear", model=model).holds == ("nonlinear",)
+
+
+class KeepsItsScale(Attending):
+    """Holds the scale of its scores in a buffer that no state dict holds."""
+
+    def __init__(self, scale: float):
+        super().__init__()
+        del self.factor
+        self.register_buffer("factor", torch.tensor(scale), persistent=False)
+
+
+def test_a_buffer_that_holds_a_wrong_scale_is_named():
+    def with_scale(scale: float) -> Decoder:
+        model = Decoder(0.0)
+        model.blocks = nn.ModuleList(KeepsItsScale(scale) for _ in range(3))
+        return model
+
+    report = report_of("attention_scale", model=with_scale(DIM**-0.5))
+    assert first(report) == ("attention_scale", "blocks.0")
+    assert f"buffer factor is {DIM**-0.5:.4g}" in report.failures[0].evidence
+    assert report_of("attention_scale", model=with_scale((DIM / HEADS) ** -0.5)).holds == ("attention_scale",)

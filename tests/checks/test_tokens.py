@@ -9,8 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.trace.equivalents import repeated
+from normlab.trace.trace import Trace
+
 from .test_called_parts import Blind
-from .test_structure import Attending
+from .test_structure import HEADS, Attending, rotated
 from .tiny import DIM, LENGTH, Decoder, first, report_of, tokens
 
 
@@ -77,7 +80,17 @@ def test_what_repeats_the_bounds_of_documents_is_a_note(by: str):
     report = packed(by, lengths_q=ENDS, lengths_k=ENDS.int(), mask=torch.ones(4, 8, dtype=torch.long))
     assert report.ok
     spare = {"positions", "numbers"} - {by}
-    assert [n.module for n in report.notes] == [*spare, "lengths_q", "lengths_k", "mask"]
+    of_batch = [note.module for note in report.notes if note.module != "loss"]
+    assert of_batch == [*spare, "lengths_q", "lengths_k", "mask"]
+
+
+def test_lengths_of_documents_by_row_repeat_their_bounds():
+    lengths = torch.tensor([[5, 3, 0], [4, 4, 0], [2, 6, 0], [5, 3, 0]])
+    report = packed("positions", lengths=lengths)
+    assert report.ok
+    assert "lengths" in [n.module for n in report.notes]
+    report = packed("positions", lengths=lengths.flip(0))
+    assert [v.module for v in report.failures] == ["lengths"]
 
 
 def test_where_documents_see_each_other_nothing_is_spare():
@@ -122,6 +135,82 @@ def windowed(*, falls: bool) -> nn.Module:
 def test_a_window_hides_no_lack_of_positions():
     assert first(report_of("order", model=windowed(falls=False))) == ("order", "blocks.0")
     assert report_of("order", model=windowed(falls=True)).holds == ("order",)
+
+
+class Sunk(Attending):
+    """Beside its tokens each query sees a sink that is learnt, and its largest score is taken off."""
+
+    first, way = False, ""
+
+    def __init__(self):
+        super().__init__()
+        self.sink = nn.Parameter(torch.randn(HEADS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        if self.way == "rotated":
+            q = rotated(q)
+        if self.way:
+            k = rotated(k)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        scores = self.scores(q, k).masked_fill(later, -torch.inf)
+        parts = [scores, self.sink[:, None, None].expand(*scores.shape[:3], 1)]
+        together = torch.cat(parts[::-1] if self.first else parts, -1)
+        weights = (together - together.amax(-1, keepdim=True)).softmax(-1)
+        weights = weights[..., 1:] if self.first else weights[..., :-1]
+        return x + self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def sunk(way: str, *, is_first: bool) -> nn.Module:
+    torch.manual_seed(0)
+    model = Decoder(0.0)
+    for i in range(4):
+        model.blocks[i] = Sunk()
+        model.blocks[i].way, model.blocks[i].first = way, is_first
+    return model
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_positions_are_seen_beside_sinks(*, is_first: bool):
+    assert report_of("order", model=sunk("rotated", is_first=is_first)).holds == ("order",)
+    report = report_of("order", model=sunk("keys alone", is_first=is_first))
+    assert first(report) == ("order", "blocks.0")
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("way", ["", "rotated"])
+def test_scores_beside_sinks_are_those_of_tokens(way: str, *, is_first: bool):
+    one = torch.full((2, LENGTH), 3)
+    trace = Trace(sunk(way, is_first=is_first).double(), one, lambda m, ids: m(ids).mean(), exact=True)
+    layers = list(repeated(trace, LENGTH))
+    assert [layer.scores.shape[-2:] for layer in layers] == [(LENGTH, LENGTH)] * 4
+    assert (layers[0].slope > 1e-9) is (way == "rotated")
+
+
+class Recurrence(nn.Module):
+    """Adds what a decaying sum over earlier tokens holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, states = torch.zeros_like(x[:, 0]), []
+        for token in self.norm(x).unbind(1):
+            state = 0.5 * state + token
+            states.append(state)
+        return x + self.out(torch.stack(states, 1))
+
+
+@pytest.mark.parametrize("attention", [(0,), (0, 2), (0, 1, 3)])
+def test_attention_may_leave_the_order_to_a_recurrence(attention: tuple[int, ...]):
+    torch.manual_seed(0)
+    model = Decoder()
+    for i in range(4):
+        model.blocks[i] = Attending() if i in attention else Recurrence()
+    report = report_of("order", model=model)
+    assert report.holds == ("order",)
+    assert report.notes == ()
 
 
 class Flat(nn.Module):

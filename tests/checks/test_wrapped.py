@@ -209,3 +209,14 @@ def test_another_model_than_the_one_that_is_given_is_said():
     report = checked(model, lambda _, ids: loss_of(other, ids))
     assert report.untestable["overfit"] == OTHER_MODEL
     assert "gradients" not in report.holds
+
+
+def test_a_copy_of_a_freshly_drawn_model_is_proven_too(monkeypatch: pytest.MonkeyPatch):
+    transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCAB, **sizes))
+    step = StepUnderTest(Setup(model, {"input_ids": tokens(), "labels": tokens()}))
+    assert step.fresh.exact(step.plain) is not None
+    monkeypatch.setattr(transformers.LlamaModel, "__deepcopy__", lambda self, memo: self, raising=False)
+    assert step.fresh.of_class is not None
+    assert step.fresh.exact(step.plain) is None

@@ -77,6 +77,30 @@ def decayed_but(model: nn.Module, spared: Iterable[str], lr: float = 5e-4) -> Ad
     return AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=lr)
 
 
+class WideAdamW(Optimizer):
+    """AdamW of copies of the weights in float32, from which the weights are written."""
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float):
+        super().__init__(groups, {"lr": lr, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                state = self.state[p]
+                if not state:
+                    state["wide"], state["count"] = p.float(), 0
+                    state["mean"], state["square"] = (torch.zeros_like(state["wide"]) for _ in range(2))
+                state["count"] += 1
+                first, second = group["betas"]
+                mean = state["mean"].lerp_(p.grad.float(), 1 - first) / (1 - first ** state["count"])
+                square = state["square"].lerp_(p.grad.float().square(), 1 - second)
+                size = (square / (1 - second ** state["count"])).sqrt() + group["eps"]
+                state["wide"].mul_(1 - group["lr"] * group["weight_decay"])
+                state["wide"].addcdiv_(mean, size, value=-group["lr"])
+                p.copy_(state["wide"])
+
+
 def rise_and_fall(step: int) -> float:
     """Return the share of the rate: up over 100 steps, then down to a tenth."""
     return min(1.0, (step + 1) / 100, max(0.1, 1 - (step - 99) / 2000))

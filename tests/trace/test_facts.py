@@ -34,7 +34,7 @@ class Reader(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(VOCAB, WIDTH, padding_idx=padding_idx)
-        self.segments = nn.Embedding(2, WIDTH)
+        self.segments = nn.Embedding(3, WIDTH)
         self.positions = nn.Embedding(64, WIDTH)
         self.layers = nn.ModuleList(Residual(WIDTH, WIDTH) for _ in range(3))
         self.head = nn.Linear(WIDTH, VOCAB)
@@ -313,6 +313,13 @@ def test_padding_is_read_off_the_ids(side):
     assert facts(batch).padding.source == "runs"
 
 
+def test_a_token_at_both_ends_of_rows_is_no_padding():
+    batch, _ = padded("right")
+    batch[0, 0] = 0
+    with pytest.raises(Unknown):
+        _ = facts(batch).padding
+
+
 def test_the_first_of_padding_that_is_also_the_end_is_real():
     batch, real = padded("right", pad=2)
     read = facts(batch, pad_id=2, eos_id=2).padding.real
@@ -332,15 +339,21 @@ RESTARTING = torch.cat([torch.arange(5), torch.arange(7)]).expand(4, 12)
 
 
 @pytest.mark.parametrize(
-    ("name", "entry"), [("positions", RESTARTING), ("documents", PACKED), ("documents", PACKED + 3)]
+    ("name", "entry"), [("positions", RESTARTING), ("documents", PACKED + 1), ("documents", PACKED + 3)]
 )
 def test_documents_are_read_off_positions_and_numbers(name, entry):
     assert torch.equal(facts({"ids": ids(), name: entry.clone()}).documents, PACKED)
 
 
+def test_a_mask_of_prompts_is_no_documents():
+    answers = torch.arange(12).expand(4, 12) >= torch.tensor([[3], [5], [4], [7]])
+    with pytest.raises(Unknown):
+        _ = facts({"ids": ids(), "mask": answers.long()}).documents
+
+
 def test_segments_that_are_looked_up_are_no_documents():
     with pytest.raises(Unknown):
-        _ = facts({"ids": ids(), "segments": PACKED.clone()}).documents
+        _ = facts({"ids": ids(), "segments": PACKED + 1}).documents
 
 
 def test_documents_may_be_declared():

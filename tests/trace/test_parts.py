@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from normlab.checks.check import examine, properties
 from normlab.setups.setup import Setup
 from normlab.trace import compare
+from normlab.trace.budget import Deadline
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import tensors_in
 
@@ -96,18 +97,45 @@ def test_the_whole_batch_is_left_as_it_was(ids: Tensor) -> None:
     assert torch.equal(targets, before[2])
 
 
-@pytest.mark.parametrize(("model", "error"), [(Fixed, "RuntimeError"), (FixedRows, "ValueError")])
-def test_a_model_of_one_size_is_tested_on_the_whole_batch_and_the_reason_is_told(
-    ids: Tensor, model: type[nn.Module], error: str
+def test_a_model_of_one_width_is_tested_on_two_rows(ids: Tensor) -> None:
+    step = step_of(Fixed(), (ids, ids.roll(-1, 1)))
+    assert step.why_whole == ""
+    assert {tuple(x.shape) for _, x in tensors_in(step.plain.batch)} == {(2, COLUMNS)}
+    assert f"[2, {COLUMNS}] of [{ROWS}, {COLUMNS}]" in step.described()["batch"]
+
+
+def test_a_model_of_one_number_of_rows_is_tested_on_the_whole_batch_and_the_reason_is_told(
+    ids: Tensor,
 ) -> None:
-    step = step_of(model(), (ids, ids.roll(-1, 1)))
+    step = step_of(FixedRows(), (ids, ids.roll(-1, 1)))
     assert step.plain is step.whole
-    assert error in step.why_whole
+    assert "ValueError" in step.why_whole
     assert step.why_whole in step.described()["batch"]
 
 
+class Patches(nn.Module):
+    """Sees an image as patches of 4 × 4 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.head = nn.Conv2d(1, WIDTH, 4, 4), nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.patch(images).flatten(2).transpose(1, 2)).square().mean()
+
+
+def test_what_a_model_makes_of_images_counts_as_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = Patches(), torch.randn(ROWS, 1, 64, 64)
+    size, positions = sum(p.numel() for p in model.parameters()), ROWS * 16 * 16
+    for limit, rows in ((positions * size // 2, 2), (positions * size * 2, ROWS)):
+        monkeypatch.setattr(compare, "LARGE", limit)
+        assert len(step_of(model, images).plain.batch) == rows
+
+
 def test_a_budget_that_the_whole_batch_spends_names_the_reason(ids: Tensor) -> None:
-    step = StepUnderTest(Setup(FixedRows(), (ids, ids.roll(-1, 1))), budget_s=1e-3)
+    step = step_of(FixedRows(), (ids, ids.roll(-1, 1)))
+    step.prepare()
+    step.budget_s = 0.0
     report = examine(step, [p for p in properties() if p.name in ("finite", "targets")])
     assert step.why_whole in report.untestable["targets"]
 
@@ -117,3 +145,10 @@ def test_a_small_batch_is_used_whole_without_a_word() -> None:
     step = step_of(Scorer(), (ids, ids))
     assert step.plain is step.whole
     assert (step.why_whole, "batch" in step.described()) == ("", False)
+
+
+def test_the_time_of_a_pass_is_the_shortest_from_one_beginning_to_the_next() -> None:
+    deadline = Deadline(at=9.0, begins=[0.0, 3.0, 3.5])
+    assert deadline.begun == 3
+    assert deadline.pass_s(now=8.0) == 0.5
+    assert Deadline(at=9.0, begins=[1.0]).pass_s(now=3.0) == 2.0

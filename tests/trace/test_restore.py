@@ -6,8 +6,8 @@ import contextlib
 import copy
 import importlib
 import random
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from cases import each
 from nasty.base import CASES, Batch, Case
 from normlab.diagnosis import diagnose, read_structure
 from normlab.errors import UserError
+from normlab.trace.kept import put_back
 
 # ----------------------------------------------------------------------------------------------- what is same
 
@@ -237,3 +238,22 @@ def test_containers_that_a_step_fills_are_emptied() -> None:
     made = torch.optim.SGD(model.parameters())
     normlab.check(model, torch.randn(3, 2), loss=lambda m, x: m(x).square().mean(), optimizer=made, step=step)
     assert (counts, seen) == ({"steps": 0}, [])
+
+
+class Computed(OrderedDict):
+    """Shows an entry that it does not store, as a mapping does that imports what it is asked for."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(["computed", *super().__iter__()])
+
+    def __len__(self) -> int:
+        return super().__len__() + 1
+
+
+def test_a_mapping_that_computes_entries_gets_back_what_it_stores():
+    mapping = Computed(kept=1)
+    before = dict(dict.items(mapping))
+    put_back(mapping, before)
+    mapping["new"] = 2
+    put_back(mapping, before)
+    assert dict(dict.items(mapping)) == {"kept": 1}

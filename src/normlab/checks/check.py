@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
-
-from torch import nn
+from typing import Any, Final
 
 # each registers its properties
 import normlab.checks.gradients
 import normlab.checks.loss
 import normlab.checks.optimizers
 import normlab.checks.outputs
+import normlab.checks.references
 import normlab.checks.round_trips
 import normlab.checks.schedule
 import normlab.checks.siblings
@@ -22,34 +21,52 @@ import normlab.checks.start
 import normlab.checks.step
 import normlab.checks.structure
 import normlab.checks.tokens  # noqa: F401
-from normlab.checks.property import PROPERTIES, Answer, Note, Property, Violation, folded, rank
+from normlab.base.memory import available_bytes, gibibytes
+from normlab.checks.property import (
+    PROPERTIES,
+    Answer,
+    Note,
+    Property,
+    Skip,
+    Violation,
+    folded,
+    rank,
+    require_property,
+)
 from normlab.checks.report import Report
 from normlab.errors import UserError, in_one_line, is_own
-from normlab.setups.setup import Loss, Setup, setup_of, shown
+from normlab.setups.given import setup_of
+from normlab.setups.setup import Loss, shown
+from normlab.trace.budget import Cost, Deadline, OutOfTimeError, passes_until
 from normlab.trace.facts import Unknown
 from normlab.trace.restore import restored, same_globals, same_random_state
-from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import unscanned
+from normlab.trace.step_under_test import StepUnderTest, require_memory
+from normlab.trace.tensors import unscanned, unwrap
 
+CHEAP: Final = (1, 8, 32)
+"""Numbers of passes: properties that take no more than these have their turn first."""
 Progress = Callable[[str, int, int], None]
 """``progress(name, done, of)``, called before each property."""
 
 
 def check(
-    model: nn.Module | Setup,
+    model: Any,
     batch: Any = None,
     *,
     loss: Loss | None = None,
     budget_s: float = 60.0,
     progress: Progress | None = None,
+    allow: Collection[str] = (),
     **setup: Any,
 ) -> Report:
     """Test whether one training step does what its author thinks it does; the model is left unchanged.
 
-    Give ``model`` and ``batch`` (a tensor, a tuple of arguments or a mapping of keywords), or one ``Setup``;
-    ``setup`` are its other fields: optimizer, scheduler, step, make, lr, declare. Each property holds, fails,
-    or could not be tested, with the reason. ``budget_s`` seconds decide whether a property is reached, never
-    its verdict. The same arguments give the same report.
+    Give ``model`` and ``batch`` (a tensor, a tuple of arguments or a mapping of keywords), one ``Setup``, or
+    a trainer (of transformers, TRL or torchtitan, or a LightningModule with its loader as a pair), which is
+    run up to its first steps; ``setup`` are a setup's other fields: optimizer, scheduler, step, make, lr,
+    declare. Each property holds, fails, or could not be tested, with the reason. ``budget_s`` seconds decide
+    whether a property is reached, never its verdict. ``allow`` names properties that may fail: their failures
+    are shown, but do not count. The same arguments give the same report.
 
     Raises UserError for a setup that cannot be run: wrong kinds, unknown words, a model that raises.
 
@@ -57,18 +74,26 @@ def check(
     >>> report.ok, report.page("check.html").name
     (True, 'check.html')
     """
+    started = time.monotonic()
     given = setup_of("check", model, batch, loss, setup)
     if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not budget_s > 0:
         raise UserError(f"budget_s is {shown(budget_s)}, but must be a number of seconds above 0")
+    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
+    for name in allowed:
+        require_property(name, "allow")
+    require_memory(unwrap(given.model))
     with ExitStack() as stack:
-        for guard in (restored(given), same_globals(), same_random_state(0), unscanned()):
+        not_copied = stack.enter_context(restored(given))
+        for guard in (same_globals(), same_random_state(0), unscanned()):
             stack.enter_context(guard)
         if given.declare.init not in (None, "class") and not isinstance(given.declare.init, tuple):
             # reads the model's stream as a diagnosis does, which most checks need not load
             from normlab.checks.declared import resolved_init
 
             given = resolved_init(given)
-        return examine(StepUnderTest(given, budget_s=budget_s), properties(), progress)
+        step = StepUnderTest(given, budget_s=budget_s, started=started)
+        report = examine(step, properties(), progress, allowed)
+        return replace(report, facts={**report.facts, **not_copied})
 
 
 def properties() -> list[Property]:
@@ -76,53 +101,116 @@ def properties() -> list[Property]:
     return sorted(PROPERTIES.values(), key=lambda p: rank(p.name))
 
 
-def examine(step: StepUnderTest, tests: Sequence[Property], progress: Progress | None = None) -> Report:
+def examine(
+    step: StepUnderTest,
+    tests: Sequence[Property],
+    progress: Progress | None = None,
+    allowed: tuple[str, ...] = (),
+) -> Report:
     """Test a step against these properties, the quick ones first."""
     answers, seconds = list[Answer](), dict[str, float]()
-    holds, untestable = list[str](), dict[str, str]()
-    step.refuse_what_cannot_run()
-    _ = step.pass_s
-    for done, one in enumerate(sorted(tests, key=lambda p: (p.name != "finite", p.passes > 8, rank(p.name)))):
+    holds, skipped = list[str](), dict[str, Skip]()
+    if "loss" not in step.setup.cannot:
+        step.prepare()
+    for done, one in enumerate(sorted(tests, key=lambda p: (*_turn(step, p), rank(p.name)))):
         if progress is not None:
             progress(one.name, done, len(tests))
         step.turn_to(one.group)
         start = time.monotonic()
-        here, reason = _test(step, one)
+        here, skip = _test(step, one)
         seconds[one.name] = time.monotonic() - start
         answers += here
-        if not any(isinstance(answer, Violation) for answer in here):
-            untestable |= {one.name: reason} if reason else {}
-            holds += [] if reason else [one.name]
-        elif one.name == "finite":
-            untestable |= {p.name: "numbers are not finite" for p in tests if p.name != "finite"}
-            break
+        if any(isinstance(answer, Violation) for answer in here):
+            if one.name == "finite":
+                not_finite = Skip("numbers are not finite", applies=True)
+                skipped |= {p.name: not_finite for p in tests if p.name != "finite"}
+                break
+        elif skip is not None:
+            skipped[one.name] = skip
+        else:
+            holds.append(one.name)
+    names = sorted(skipped, key=rank)
     return Report(
         model=type(step.model).__name__,
-        failures=folded(one for one in answers if isinstance(one, Violation)),
+        failures=folded((one for one in answers if isinstance(one, Violation)), allowed),
         notes=tuple(one for one in answers if isinstance(one, Note)),
         holds=tuple(sorted(holds, key=rank)),
-        untestable={name: untestable[name] for name in sorted(untestable, key=rank)},
+        untestable={name: _reason(step, skipped[name], skipped.values()) for name in names},
         seconds=seconds,
         facts=step.described(),
+        unjudged=tuple(name for name in names if skipped[name].applies),
+        allowed=allowed,
     )
 
 
-def _test(step: StepUnderTest, one: Property) -> tuple[list[Answer], str]:
+def _reason(step: StepUnderTest, skip: Skip, skipped: Iterable[Skip]) -> str:
+    """Why a property was not judged; for want of time, with a budget that would do for all of these."""
+    if not skip.lacks_s:
+        return skip.reason
+    enough = step.budget_s + sum(each.lacks_s for each in skipped)
+    why_whole = f"; the whole batch is used because, {step.why_whole}" if step.why_whole else ""
+    return f"{skip.reason}; a budget of {enough:.0f} s would reach all that apply{why_whole}"
+
+
+def _turn(step: StepUnderTest, one: Property) -> tuple[bool, int]:
+    """When a property has its turn: after the one that all others need, the cheaper the sooner."""
+    passes = one.passes if "loss" in step.setup.cannot else _seconds(step, one.cost) / step.pass_s
+    return one.name != "finite", sum(passes > most for most in CHEAP)
+
+
+def _seconds(step: StepUnderTest, cost: Cost) -> float:
+    """About how many seconds that takes; none if the loss cannot be computed."""
+    return 0.0 if "loss" in step.setup.cannot else step.seconds_of(cost)
+
+
+def _test(step: StepUnderTest, one: Property) -> tuple[list[Answer], Skip | None]:
     """The answers of a property, usually up to the first failure, and why it stopped."""
-    answers, needed = list[Answer](), one.passes * step.pass_s
+    answers = list[Answer]()
+    for ability in sorted(one.uses & step.setup.cannot.keys()):
+        return answers, Skip(step.setup.cannot[ability], applies=True)
     try:
-        one.applies(step)
-        if one.name != "finite" and needed > (left := step.left_s):
-            say = f"it takes about {needed:.0f} s, but only {max(left, 0):.0f} s are left"
-            why = f"; the whole batch is used because, {step.why_whole}" if step.why_whole else ""
-            raise Unknown(f"{say}; budget_s={step.budget_s - left + needed + 5:.0f} would reach it{why}")
-        for answer in one.test(step) or ():
-            answers.append(replace(answer, property=answer.property or one.name))
-            if isinstance(answer, Violation) and not one.several:
-                break
+        with passes_until(Deadline(step.ends)):
+            if _seconds(step, one.asking) <= max(step.left_s, 0.0):
+                one.applies(step)
+            _require_time(step, one)
+            _require_memory(step, one)
+            for answer in one.test(step) or ():
+                answers.append(replace(answer, property=answer.property or one.name))
+                if isinstance(answer, Violation) and not one.several:
+                    break
+    except OutOfTimeError:
+        reason = "it takes longer than was estimated, and the time is over"
+        return answers, Skip(reason, applies=True, lacks_s=step.budget_s)
     except (Unknown, UserError) as error:
-        return answers, str(error)
+        lacks_s = error.lacks_s if isinstance(error, TooLongError) else 0.0
+        return answers, Skip(str(error), applies=not isinstance(error, Unknown), lacks_s=lacks_s)
     except Exception as error:  # the model may be anyone's, and may raise on a changed batch
+        if "loss" in step.setup.cannot:
+            return answers, Skip(step.setup.cannot["loss"], applies=True)
         who = "normlab itself" if is_own(error) else "when it was changed, the step"
-        return answers, f"{who} raised {in_one_line(error)}"
-    return answers, ""
+        return answers, Skip(f"{who} raised {in_one_line(error)}", applies=True)
+    return answers, None
+
+
+class TooLongError(UserError):
+    """A property takes longer than is left of the budget, by ``lacks_s`` seconds."""
+
+    def __init__(self, sentence: str, lacks_s: float) -> None:
+        super().__init__(sentence)
+        self.lacks_s = lacks_s
+
+
+def _require_time(step: StepUnderTest, one: Property) -> None:
+    """Raise TooLongError if a property takes longer than is left."""
+    needed, left = _seconds(step, one.cost), max(step.left_s, 0.0)
+    if needed > left:
+        raise TooLongError(f"it takes about {needed:.2g} s, and {left:.2g} s are left", needed - left)
+
+
+def _require_memory(step: StepUnderTest, one: Property) -> None:
+    """Raise UserError if a property of a large model takes more memory than is free."""
+    if not step.large:
+        return
+    needed = step.bytes_of(one.cost, gradient="gradient" in one.uses)
+    if needed > (free := available_bytes()):
+        raise UserError(f"it takes about {gibibytes(needed)} of memory, but only {gibibytes(free)} are free")

@@ -5,28 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from normlab.base.units import count
-from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.checks.property import AT_REST, BACKWARD, Answers, fail, needs, note, property_of
 from normlab.errors import UserError
+from normlab.trace.autograd import nodes_behind
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import block_of, siblings
+from normlab.trace.facts.twins import with_earlier_self
 from normlab.trace.facts.wiring import MULTIPLIED
-from normlab.trace.gradients import HARMLESS, Along, Found, asleep, hole, lost_results, silent_parameters
-from normlab.trace.starts import is_installed
+from normlab.trace.gradients import (
+    HARMLESS,
+    Along,
+    Found,
+    asleep,
+    constant_terms,
+    hole,
+    lost_results,
+    silent_parameters,
+    trained_by_others,
+)
+from normlab.trace.reach import is_installed
 from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.surrogates import beyond_surrogates
 from normlab.trace.trace import Trace
 
 
-@property_of("gradients", explains=["step", "overfit", "repeats"], passes=16)
+@property_of("gradients", explains=["step", "overfit", "repeats"], passes=8, uses=BACKWARD)
 def derivative(step: StepUnderTest) -> Answers:
     """The gradient is the derivative of the loss."""
-    trace = step.exact if step.moving else step.training
-    if step.declare.detached:
-        trace = trace.again(undone=lambda module, _: step.declare.is_detached(module))
+    trace = _compared_step(step)
+    if _runs_without_gradients_too(step):
+        yield note(
+            "loss", "what the model gives without gradients is a constant of the loss, as an older policy is"
+        )
     # the gradient is that of the loss in what the forward pass leaves, not in what it is given
     rewritten = step.rewritten[trace.training]
 
@@ -45,6 +61,17 @@ def derivative(step: StepUnderTest) -> Answers:
         yield note(module, f"left out is what its forward pass writes to: {written}, such as {name}")
     if along.attached:
         yield note("", f"{len(along.attached)} numbers get a gradient but are not part of the loss")
+    if along.all.disagrees:
+        yield from _apart(step, trace, left_out)
+
+
+def _apart(step: StepUnderTest, trace: Trace, left_out: Callable[[str], bool]) -> Answers:
+    """Why the gradient is not the derivative: notes for what is meant, else a failure."""
+    along, surrogates = beyond_surrogates(trace, left_out, step.facts.order)
+    trace = along.trace
+    for one in surrogates[:1]:
+        say = f"its gradient passes through {one.call[0]}, whose result does not move with it: a surrogate"
+        yield note(one.parameter, say)
     if not along.all.disagrees:
         return
     by_library = _cuts_that_explain(step, trace, left_out, is_installed)
@@ -52,6 +79,11 @@ def derivative(step: StepUnderTest) -> Answers:
         where = count(len(by_library), "module")
         say = f"the gradient leaves out what a library detaches in {where}, as it builds them"
         yield note(by_library[0], f"{say}; declare detached= to say that this is meant")
+        return
+    if _is_loss_itself_detached(trace, left_out):
+        yield note(
+            "loss", "it holds a part of what the model gives constant, and the gradient leaves that out"
+        )
         return
     place = along.first_wrong(step.facts.order)
     moved = along.compare([place])
@@ -65,6 +97,23 @@ def derivative(step: StepUnderTest) -> Answers:
         say += f"; it is the derivative where nothing is detached in {', '.join(cuts[:3])}"
         meant = "detached= the modules that do so on purpose"
     yield fail(place, say, f"{advice}; or declare {meant}")
+
+
+def _compared_step(step: StepUnderTest) -> Trace:
+    """Return the step whose loss the gradient is compared with, without what is constant in it on purpose."""
+    trace = step.exact if step.moving else step.training
+    if _runs_without_gradients_too(step):
+        trace = with_earlier_self(trace)
+    if step.declare.detached:
+        trace = trace.again(undone=lambda module, _: step.declare.is_detached(module))
+    return trace
+
+
+def _runs_without_gradients_too(step: StepUnderTest) -> bool:
+    """Return whether the loss runs a part of the model both with gradients and without."""
+    with suppress(Unknown):
+        return any(twin.is_self for twin in step.twins.twins)
+    return False
 
 
 def _cuts_that_explain(
@@ -84,7 +133,41 @@ def _cuts_that_explain(
     return []
 
 
-@property_of("gradients", explains=["derivative", "step", "overfit", "repeats", "update"], passes=8)
+def _is_loss_itself_detached(trace: Trace, left_out: Callable[[str], bool]) -> bool:
+    """Return whether all that keeps the gradient from being the derivative is detached in the loss, or in a
+    term of it that a module computes: that defines the loss, as in weights, targets, commitments and
+    variational bounds. A whole term without a gradient is no such thing.
+    """
+    with suppress(Exception):  # with a graph, a model may not run where it writes to its weights
+        places = _cut_in_loss(trace)
+        before = trace.undone or (lambda *_: False)
+        joined = trace.again(undone=lambda *place: place in places or before(*place))
+        all_joined = Along(joined, left_out).all
+        if not places or all_joined.error > 1e-3 * all_joined.expected or all_joined.disagrees:
+            return False
+        with joined.with_graph() as passed, trace.with_graph() as as_it_is:
+            if passed.loss is not None and as_it_is.loss is not None:
+                return constant_terms(as_it_is.loss) == constant_terms(passed.loss)
+    return False
+
+
+def _cut_in_loss(trace: Trace) -> set[tuple[str, str]]:
+    """Return the places, by module and file, that detach only what no module reads afterwards."""
+    with trace.again(undone=lambda *_: True).with_graph(events=True) as passed:
+        read = [x.grad_fn for event in passed.events for x in event.inputs if x.grad_fn is not None]
+        behind = set[Any]()
+        for node in read:
+            behind.update(nodes_behind(node, behind))
+        cuts = passed.cuts.items()
+        return {place for place, joined in cuts if behind.isdisjoint(x.grad_fn for x in joined)}
+
+
+@property_of(
+    "gradients",
+    explains=["derivative", "step", "overfit", "reach", "repeats", "update"],
+    passes=8,
+    uses=BACKWARD,
+)
 def gradients(step: StepUnderTest) -> Answers:
     """Every trainable parameter, and every row and column of it, gets a gradient in a training step."""
     try:
@@ -94,12 +177,34 @@ def gradients(step: StepUnderTest) -> Answers:
         return
     for harmless in HARMLESS:
         if names := [n for n in why if why[n] == harmless]:
-            yield note(names[0], f"{len(names)} parameters get no gradient, {harmless}")
+            yield note(names[0], f"{count(len(names), 'parameter')} without a gradient, {harmless}")
     if bad := [n for n in why if why[n] not in HARMLESS]:
         say = f"{len(bad)} of {len(found)} parameters get no gradient in training, up to {bad[-1]}"
         advice = "look for detach(), no_grad(), re-entrant checkpoints, a factor of 0; freeze what is spare"
         yield fail(bad[0], f"{say}: {why[bad[0]]}", advice)
-    yield from chain(_asleep(step, why), _lost(step), _parts(step, found))
+    yield from chain(_asleep(step, why), _by_other_terms(step), _lost(step), _parts(step, found))
+
+
+def _by_other_terms(step: StepUnderTest) -> Answers:
+    """Parameters that the logits depend on, but that their cross-entropy cannot train.
+
+    One that only chooses what is computed, such as a router without a weight, gets no gradient from any
+    sound loss of the logits.
+    """
+    if not step.is_exact:
+        return
+    try:
+        reached, unreached = trained_by_others(step)
+    except Unknown:
+        return
+    alone = "only other terms of the loss give it a gradient: through the logits it is 0 up to rounding"
+    if reached:
+        say = f"the logits are computed from it, but {alone}"
+        advice = "look for a weight that is divided by itself, or another constant that it makes"
+        yield fail(reached[0], f"{say} ({count(len(reached), 'such parameter')})", advice)
+    elif unreached:
+        say = f"the logits change with it, but {alone}, as of what only chooses"
+        yield note(unreached[0], f"{say} ({count(len(unreached), 'such parameter')})")
 
 
 def _asleep(step: StepUnderTest, why: Mapping[str, str]) -> Answers:
@@ -109,7 +214,7 @@ def _asleep(step: StepUnderTest, why: Mapping[str, str]) -> Answers:
         return
     idle = [n for n, reason in why.items() if reason != HARMLESS[0]]
     if dead := asleep(step.plain.again(training=not step.draws, dropout=False), idle):
-        say = f"it starts at 0, and so does what multiplies it: {len(dead)} parameters never learn"
+        say = f"it starts at 0: {count(len(dead), 'parameter')} get no gradient after any number of steps"
         yield fail(next((n for n in zero if n in dead), dead[0]), say, "draw one of the two at random")
 
 
@@ -147,17 +252,24 @@ def _parts(step: StepUnderTest, found: Found) -> Answers:
             yield fail(name, f"{what} get no gradient, but others do", "a head or a part of it is not used")
 
 
-@property_of("gradients", explains=["siblings"], passes=1)
+@property_of("gradients", explains=["siblings"], passes=1, uses=AT_REST)
 def frozen(step: StepUnderTest) -> Answers:
-    """No parameter between trained parts is frozen, unless it is declared."""
+    """No parameter between trained parts is frozen unless it is declared; what is declared is all of it."""
     facts, own = step.facts, dict(step.exact.model.named_parameters())
     held = [n for n, p in own.items() if not p.requires_grad]
     bad = [n for n in held if not step.declare.is_frozen(n)]
+    trained_blocks = {block_of(facts.stacks, n) for n, p in own.items() if p.requires_grad}
     for names in siblings(facts.stacks, own).values():
         trained = [i for i, n in enumerate(names) if own[n].requires_grad]
-        between = [n for i, n in enumerate(names) if n in bad and trained and i > trained[0]]
+        between = [
+            n
+            for i, n in enumerate(names)
+            if n in bad and trained and (i > trained[0] or block_of(facts.stacks, n) in trained_blocks)
+        ]
         if between:
-            say = f"frozen, while {len(trained)} of its {len(names) - 1} siblings train, some before it"
+            is_after = names.index(between[0]) > trained[0]
+            beside = "some before it" if is_after else "and so do other parts of its block"
+            say = f"frozen, while {len(trained)} of its {len(names) - 1} siblings train, {beside}"
             yield fail(between[0], say, "set requires_grad, or declare it frozen")
     read = [(f.argument(0, "input").cpu(), f.argument(1, "weight")) for f in facts.lookups]
     tables = {id(w) for ids, w in read if any(torch.equal(ids.long(), t.ids) for t in facts.sources)}
@@ -166,5 +278,9 @@ def frozen(step: StepUnderTest) -> Answers:
     with suppress(Unknown):
         if ends and all(blocks) and not facts.trained:
             yield fail(ends[0], "frozen as drawn while every block trains", "train it, or declare it frozen")
+    if bad and len(bad) < len(held):
+        share = f"{len(bad)} of {len(held)} frozen parameters"
+        say = f"frozen, unlike what is declared: {share} are not in frozen="
+        yield fail(bad[0], say, "set requires_grad, or declare it frozen, too")
     if held:
         yield note(held[0], f"{len(held)} of {len(own)} parameters are frozen")

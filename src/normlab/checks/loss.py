@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import isclose
 
 import torch
+from torch import Tensor
 
 from normlab.base.units import told_apart
-from normlab.checks.property import Answers, fail, note, property_of
+from normlab.checks.property import BACKWARD, FORWARD, OTHER_BATCHES, Answers, fail, needs, note, property_of
+from normlab.checks.step import step_and_whole
+from normlab.trace.autograd import gradients_in
 from normlab.trace.compare import distance
+from normlab.trace.equivalents import with_more_padding
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.targets import CLOSE, Targets, bypassed, cut_off, over_one
+from normlab.trace.facts.targets import (
+    CLOSE,
+    Logits,
+    Targets,
+    bypassed,
+    cut_off,
+    is_joined_elsewhere,
+    over_one,
+)
+from normlab.trace.facts.tokens import Arranged, padding_of
 from normlab.trace.optimizers import factors
+from normlab.trace.starts import is_of_library
 from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.tensors import Place, place_name
+from normlab.trace.trace import Trace
 
-SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: "they are shifted the wrong way"}
+BACKWARDS = "they are shifted the wrong way"
+SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: BACKWARDS, -2: BACKWARDS}
 
 
-@property_of("loss", explains=["counted", "explained", "initial_loss", "reach", "overfit"], passes=3)
+@property_of(
+    "loss",
+    explains=["counted", "explained", "initial_loss", "padded_loss", "reach", "overfit"],
+    passes=2,
+    uses=OTHER_BATCHES,
+)
 def targets(step: StepUnderTest) -> Answers:
-    """Each target is the token right after the last one that its prediction sees, or its row's label."""
+    """Each target is the token right after the last one that its prediction sees, or its row's label; heads
+    that see equally far may ask for further tokens besides.
+    """
     facts, asked = step.facts, step.facts.targets
     shift = facts.shift if asked.ids.ndim == 2 else None
     if shift is None:
@@ -33,22 +60,92 @@ def targets(step: StepUnderTest) -> Answers:
     if shift == 1 and whole and (asked.counted[:, -1] & (asked.ids[:, -1] == entry[:, 0])).all():
         say = "the target at the last position is its row's first token: labels are rolled, not shifted"
         yield fail("loss", say, "ignore the last position, or take one token more")
-    elif shift < 0 or (shift != 1 and step.sees(max(shift - 1, 0)) is (shift == 0)):
-        share, why = facts.shift_rates[shift], SHIFTS.get(shift, "they are too far ahead")
-        say = f"{share:.0%} of {int(asked.counted.sum())} targets are the token at distance {shift:+d}: {why}"
-        yield fail("loss", say, "shift exactly once: the prediction at t is for the token at t + 1")
+    yield from _not_next(step)
+
+
+@dataclass(frozen=True, eq=False)
+class _Head:
+    """Logits that the loss scores at tokens: their targets, how far ahead these are, and the last token that
+    the predictions see.
+    """
+
+    asked: Targets
+    ahead: int
+    sight: int
+
+    @property
+    def is_next(self) -> bool:
+        """Whether the targets are the first tokens that the predictions do not see."""
+        return self.ahead == self.sight + 1
+
+
+def _not_next(step: StepUnderTest) -> Answers:
+    """Heads whose targets are tokens that they see, or further ones where no head that sees as far is asked
+    for the next token.
+    """
+    heads = [head for scored in step.facts.heads if (head := _head(step, scored)) is not None]
+    begun = {head.sight for head in heads if head.is_next}
+    wrong = [h for h in heads if not h.is_next and (h.ahead <= h.sight or h.sight not in begun)]
+    for head in wrong[:1]:
+        of_head = f" of head {heads.index(head) + 1} of {len(heads)}" if len(heads) > 1 else ""
+        share = step.facts.shift_rates_of(head.asked)[head.ahead]
+        say = f"{share:.0%} of {int(head.asked.counted.sum())} targets{of_head} are the token at distance "
+        say += f"{head.ahead:+d}"
+        if head.ahead > head.sight and _reads_frozen_model(step):
+            yield note("loss", f"{say}; what it reads is frozen, and may predict the next token already")
+        elif len(heads) > 1:
+            sees = f"it sees the token at {head.sight:+d}"
+            why = sees if head.ahead <= head.sight else f"{sees}, and no head is asked for the one after that"
+            yield fail("loss", f"{say}: {why}", "shift each head's labels once for each token that it skips")
+        else:
+            why = SHIFTS.get(head.ahead, "they are too far ahead")
+            advice = "shift exactly once: the prediction at t is for the token at t + 1"
+            yield fail("loss", f"{say}: {why}", advice)
+
+
+def _head(step: StepUnderTest, scored: tuple[Logits, Targets]) -> _Head | None:
+    """Return what logits are asked for and see; None if their targets are no tokens, or earlier ones that
+    another head than the main one does not see, as it reads a text backwards.
+
+    Whether the main logits see the next token is a question of causality.
+    """
+    asked = scored[1]
+    ahead, is_main = step.facts.shift_of(asked), asked is step.facts.targets
+    if ahead is None:
+        return None
+    if ahead < 0:
+        return _Head(asked, ahead, 0) if is_main or step.sees(ahead, scored) else None
+    nearest = range(ahead - 1 if is_main and ahead else ahead, -1, -1)
+    sight = next((k for k in nearest if (is_main and ahead == 1) or step.sees(k, scored)), -1)
+    return _Head(asked, ahead, sight)
+
+
+def _reads_frozen_model(step: StepUnderTest) -> bool:
+    """Return whether the tables and the stack that read the tokens are frozen: heads on top of a model that
+    was trained before.
+    """
+    facts = step.facts
+    tables = [call.argument(1, "weight") for call in facts.lookups]
+    first = next((block for path in facts.order for block in facts.blocks if block.path == path), None)
+    if first is None:
+        return False
+    stack = next(blocks for blocks in facts.stacks.values() if first in blocks)
+    below = [*tables, *(p for block in stack for p in block.module.parameters())]
+    return not any(p.requires_grad for p in below)
 
 
 def _elsewhere(step: StepUnderTest) -> Answers:
     """If the targets are not tokens at one distance, they may be classes of the same rows in the batch."""
     facts, ids, counted = step.facts, step.facts.targets.ids, step.facts.targets.counted
     if ids.ndim == 2 and 2 * facts.shift_rates[0] > 1 and step.sees(0):
-        say = f"{facts.shift_rates[0]:.0%} of them are the input at their own place, which the model sees"
+        say = f"{facts.shift_rates[0]:.0%} of the targets are the input at their place, which the model sees"
         yield fail("loss", say, "count only what the input hides, or shift the labels by one")
     for ahead in (1, 0, 2) if ids.ndim == 2 else ():
         best, row = facts.targets.by_row(facts.tokens.entry, ahead + facts.offset).max(1)
         if (best > 0.9).all() and (row != torch.arange(len(row))).any():
-            yield fail("loss", "the targets are tokens of other rows", "keep rows and labels together")
+            moved = int((row != torch.arange(len(row))).sum())
+            say = f"the targets of {moved} of {len(row)} rows are tokens of another row"
+            yield fail("loss", say, "keep rows and labels together")
     whole = {p: x.cpu().long() for p, x in facts.entries.items() if not x.is_floating_point()}
     held = {p: x for p, x in whole.items() if x.shape == ids.shape}
     if any((x == ids)[counted].all() for x in held.values()):
@@ -61,9 +158,18 @@ def _elsewhere(step: StepUnderTest) -> Answers:
     raise Unknown("the targets are neither tokens of the batch nor labels that it holds")
 
 
-@property_of("loss", explains=["initial_loss", "overfit"], passes=1)
+@property_of("loss", explains=["initial_loss", "overfit", "padded_loss"], passes=1, uses=OTHER_BATCHES)
 def counted(step: StepUnderTest) -> Answers:
-    """The loss leaves out padding, but counts the token that ends a text."""
+    """The loss leaves out padding and what labels hide, but counts the token that ends a text."""
+    if (real := step.facts.real_frames) is not None:
+        yield from _reads_padding(step, real)
+    if step.facts.real_frames is None or step.facts.sources:
+        yield from _counts_tokens(step)
+
+
+def _counts_tokens(step: StepUnderTest) -> Answers:
+    """Padding among the counted tokens, and ends of texts that are not counted."""
+    yield from _hidden(step)
     facts, asked, shift = step.facts, step.facts.targets, step.facts.shift or 0
     entry, ahead = facts.tokens.entry, shift + facts.offset
     ends = {facts.declared.eos_id, facts.configured("eos_token_id")} - {None}
@@ -93,7 +199,64 @@ def counted(step: StepUnderTest) -> Answers:
         yield note("loss", f"{left} targets that are not padding are not counted")
 
 
-@property_of("loss", explains=["overfit"], passes=8)
+def _reads_padding(step: StepUnderTest, real: Tensor) -> Answers:
+    """Places of the model's outputs at which the loss has a gradient although their frames are padding."""
+    with step.training.with_graph(outputs=True) as passed:
+        outputs = [x for x in passed.outputs if x.requires_grad and x.ndim > 2 and x.shape[:2] == real.shape]
+        if passed.loss is None or not passed.runs_whole or not outputs:
+            raise Unknown("no output of the model has a place for each frame")
+        slopes = gradients_in(passed.loss, outputs, step.training.model)
+    read = torch.zeros_like(real)
+    for slope in slopes:
+        if slope is not None:
+            read |= slope.flatten(2).any(-1).cpu()
+    if bad := int((read & ~real).sum()):
+        say = f"the loss has a gradient at {bad} places of padding, and at {int((read & real).sum())} others"
+        yield fail("loss", say, "choose masked places, negatives and targets among real frames alone")
+
+
+def _hidden(step: StepUnderTest) -> Answers:
+    """Counted targets where labels of the batch, which are its tokens elsewhere, are negative: of a prompt.
+
+    Hidden targets that weigh another number than the others are counted on purpose.
+    """
+    asked = step.facts.targets
+    for place, labels, distance_ahead in _labels(step):
+        hidden = asked.ahead(labels < 0, distance_ahead)
+        if not (asked.counted & hidden).any():
+            continue
+        weights = [asked.weight[asked.counted & chosen] for chosen in (hidden, ~hidden)]
+        count = int(asked.counted.sum())
+        say = f"{len(weights[0])} of {count} counted targets are hidden by {place_name(place)}"
+        least, most = ([float(f(w)) for w in weights if len(w)] for f in (torch.min, torch.max))
+        if isclose(min(least), max(most), rel_tol=asked.rounding):
+            yield fail("loss", f"{say}, which is negative there", "let the loss leave out negative labels")
+        else:
+            yield note("loss", f"{say}, but weigh another number")
+
+
+def _labels(step: StepUnderTest) -> Iterator[tuple[Place, Tensor, int]]:
+    """Yield entries of the batch that are negative at some tokens and hold the tokens, or those one ahead,
+    at all others: with the place, and how far ahead of a target's position its label is.
+    """
+    facts, tokens = step.facts, step.facts.tokens.entry
+    if step.facts.targets.ids.ndim != 2 or len(step.facts.targets.ids) != len(tokens):
+        return
+    for place, entry in facts.entries.items():
+        is_other = place != facts.tokens.place and entry.shape == tokens.shape
+        if not is_other or entry.is_floating_point() or not bool((entry < 0).any()):
+            continue
+        labels = entry.cpu().long()
+        for ahead in (0, 1):
+            here, there = labels[:, : labels.shape[1] - ahead], tokens[:, ahead:]
+            shown = here >= 0
+            if shown.any() and bool((here == there)[shown].all()):
+                # a target is a token one ahead, whether or not the loss asks for it
+                yield place, labels, 1 + facts.offset - ahead
+                break
+
+
+@property_of("loss", explains=["overfit", "padded_loss"], passes=3, uses=OTHER_BATCHES)
 def reduction(step: StepUnderTest) -> Answers:
     """The loss is a mean over the counted targets: their weights add up to the same for any set of rows."""
     asked, part = step.facts.targets, step.half
@@ -110,25 +273,66 @@ def reduction(step: StepUnderTest) -> Answers:
     if near(ratio, 1):
         if count < places and near(total, count / places):
             yield note("loss", over_all)
+        elif not near(total, 1):
+            yield from _sum_over_positions(step, near)
         return
-    each, rows = total / count, len(asked.ids)
+    each = total / count
     if len(factors(step)) > 1:
-        say = f"each of {count} positions weighs {each:.3g} in any batch: a sum, which grows with it"
-        divided, advice = step.setup.step is not None, "take the mean over the counted positions"
-        yield note("loss", say) if divided else fail("loss", say, advice)
+        weighs = f"a position weighs {each:.3g} on average, in half of the rows as in all"
+        if near(total, 1):  # such as the count of all micro-batches of a step, which is known before them
+            yield note("loss", f"{weighs}: the loss is divided by a fixed number, the count of this batch")
+            return
+        say = f"{weighs}: a sum over the batch"
+        advice = "take the mean over the counted positions"
+        yield note("loss", say) if _step_divides(step) else fail("loss", say, advice)
         return
-    by_places = None
-    if near(ratio, share * places / part.ids.numel()):  # or by rows, which are as many times fewer
-        by_places = _falls_with_length(step)
-        if by_places is None and near(each, 1 / places):
-            by_places = True
-    if by_places:
+    may_be = near(ratio, share * places / part.ids.numel())  # or by rows, which are as many times fewer
+    if may_be and _is_divided_by_places(step, near):
         yield fail("loss", over_all, "divide by the number of counted positions")
-    elif by_places is False:
-        say = f"each of {count} counted positions weighs {each:.3g}, {each * rows:.3g} over the {rows} rows"
-        yield note("loss", f"{say}: the loss sums over a row's positions, and grows with its length")
+    elif notes := list(_sum_over_positions(step, near)):
+        yield from notes
     else:
         yield note("loss", f"its weights add up to {total:.4g}, of half the rows to {ratio:.4g} of that")
+
+
+def _is_divided_by_places(step: StepUnderTest, near: Callable[[float, float], bool]) -> bool:
+    """Return whether the weights fall with the number of positions or, without padding, are 1 in it."""
+    asked, falls = step.facts.targets, _falls_with_length(step)
+    each = float(asked.weight[asked.counted].mean())
+    return near(each, 1 / asked.ids.numel()) if falls is None else falls
+
+
+def _sum_over_positions(step: StepUnderTest, near: Callable[[float, float], bool]) -> Answers:
+    """A note if a position weighs the same in rows of two lengths: their sum grows with the length."""
+    facts, asked, (rows, width) = step.facts, step.facts.targets, step.facts.tokens.ids.shape
+    each = float(asked.weight[asked.counted].mean())
+    first_half = Arranged(torch.arange(rows), lambda wide: torch.arange(wide - width // 2).expand(rows, -1))
+    try:
+        batch = facts.rearranged(first_half, facts.tokens)
+        shorter = Facts(step.exact.again(batch=batch), step.declare).targets
+    except Exception:  # a model may accept one width alone
+        return
+    if shorter.counted.sum() < asked.counted.sum() and near(
+        float(shorter.weight[shorter.counted].mean()), each
+    ):
+        counts = f"{int(shorter.counted.sum())} and {int(asked.counted.sum())}"
+        say = f"a position weighs {each:.3g} on average, and as much in rows of half the length ({counts} are"
+        yield note(
+            "loss", f"{say} counted): the loss is a sum over a row's positions, and grows with its length"
+        )
+
+
+def _step_divides(step: StepUnderTest) -> bool:
+    """Return whether the user's own step divides the loss before its backward pass, or may do so."""
+    if step.setup.step is None:
+        return False
+    if step.steps_another_batch:  # the loss of the whole step is another one: a mean over micro-batches
+        return True
+    try:
+        _, match = step_and_whole(step)
+    except Unknown:
+        return True
+    return not isclose(match.factor, 1, rel_tol=CLOSE)
 
 
 def _falls_with_length(step: StepUnderTest) -> bool | None:
@@ -149,7 +353,46 @@ def _falls_with_length(step: StepUnderTest) -> bool | None:
     return False if isclose(after, before, rel_tol=CLOSE) else None
 
 
-@property_of("loss", explains=["initial_loss", "overfit"], passes=8)
+@property_of("loss", passes=6, uses=OTHER_BATCHES | BACKWARD)
+def padded_loss(step: StepUnderTest) -> Answers:
+    """More padding changes neither the loss nor its gradient."""
+    needs(step.is_exact, step.why_inexact)
+    needs(not step.draws, "in training it draws random numbers, other ones for rows of another length")
+    reasons: list[str] = []
+    tested = False
+    for tokens in step.facts.sources:
+        try:
+            pair = with_more_padding(step, tokens, padding_of(step.facts, tokens))
+        except Unknown as reason:
+            reasons.append(str(reason))
+            continue
+        if pair is None:
+            reasons.append("the model does not run on the padded rows with one more column of padding")
+            continue
+        tested = True
+        yield from _moved_by_padding(step, *pair)
+    if not tested:
+        raise Unknown(reasons[0] if reasons else "no tensor of the batch is looked up in an embedding")
+
+
+def _moved_by_padding(step: StepUnderTest, as_it_is: Trace, longer: Trace) -> Answers:
+    before, after = as_it_is.slope, longer.slope
+    apart = {name: float((after.gradients[name] - g).norm()) for name, g in before.gradients.items()}
+    size = math.hypot(*(float(g.norm()) for g in before.gradients.values()))
+    of_loss = abs(after.loss - before.loss) / max(abs(before.loss), 1e-300)
+    of_gradient = math.hypot(*apart.values()) / max(size, 1e-300)
+    if max(of_loss, of_gradient) <= step.rounding:
+        return
+    most = max(apart, key=lambda name: apart[name])
+    say = f"one more column of padding moves the loss by {of_loss:.1e} of its size, and its gradient by "
+    say += f"{of_gradient:.1e}, most in {most}"
+    if step.setup.loss is None and is_of_library(step.model, ""):
+        yield note("loss", f"{say}: so a library computes it")
+    else:
+        yield fail("loss", say, "leave padding out of every term of the loss, and out of what it divides by")
+
+
+@property_of("loss", explains=["initial_loss", "overfit"], passes=4, uses=FORWARD)
 def explained(step: StepUnderTest) -> Answers:
     """The loss is the cross-entropy of the logits, and any further term has a gradient of its own."""
     if (size := over_one(step.exact)) is not None:
@@ -157,7 +400,7 @@ def explained(step: StepUnderTest) -> Answers:
         yield fail("loss", say, "use cross_entropy, or log_softmax before it")
     z, rest, size = step.facts.logits.value, step.facts.unexplained, abs(float(step.exact.loss))
     if cut := cut_off(step.exact, z):
-        say = f"{cut.size:.0%} of the logits do not move with the product that makes them"
+        say = f"{cut.size:.0%} of the logits pass no gradient on to the product that makes them"
         yield fail(cut.module, say, "put nothing but a scale, a bias or a smooth cap after the head")
     if (z >= 0).all() and distance(z.sum(-1), torch.ones_like(z[..., 0])) <= step.rounding:
         say = "the logits are probabilities: softmax is applied twice, and no prediction can be certain"
@@ -172,6 +415,9 @@ def explained(step: StepUnderTest) -> Answers:
     weights = {n: p + 1e-3 * p.roll(1) for n, p in live.items()}
     other, own = Facts(step.exact.again(weights=weights), step.declare), step.facts.targets.weight
     if isclose(other.unexplained, rest, rel_tol=CLOSE):
+        if is_joined_elsewhere(step.exact):
+            advice = "look at the axes that the term takes its sums and means over"
+            yield fail("loss", f"{say}; it is computed from the weights, and the same at others", advice)
         yield note("loss", f"{say}, but a constant")
     elif not torch.allclose(other.targets.weight, own, rtol=CLOSE, atol=0):
         yield note("loss", f"{say}, but a function of it: its weights move with the predictions")

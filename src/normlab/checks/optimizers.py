@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -15,11 +16,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normlab.base.units import count
-from normlab.checks.property import Answers, fail, note, property_of
+from normlab.checks.property import AT_REST, BACKWARD, Answers, fail, note, property_of
 from normlab.trace.dry_run import groups_of, parameters_of
 from normlab.trace.facts.stacks import common, odd_one, responses, siblings
-from normlab.trace.gradients import without_gradient
-from normlab.trace.optimizers import Held, Moved, depends_on_others, first_step, held, masters_of
+from normlab.trace.gradients import only_rounding, without_gradient
+from normlab.trace.optimizers import (
+    STEPS,
+    Held,
+    Moved,
+    depends_on_others,
+    first_step,
+    held,
+    masters_of,
+    unmoved,
+)
+from normlab.trace.starts import LEVEL
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import unregistered
 
@@ -29,7 +40,8 @@ SORTED: Final = "sort parameters by their number of dimensions, not by their nam
 @property_of(
     "optimizer",
     explains=["groups", "update", "step", "repeats", "overfit", "evaluation_repeats", "state_dict"],
-    passes=3,
+    passes=1,
+    uses=BACKWARD,
 )
 def optimizer_coverage(step: StepUnderTest) -> Answers:
     """Every trainable parameter is in exactly one optimizer group; no group holds one of another model.
@@ -80,14 +92,15 @@ def _in_plain_lists(step: StepUnderTest, counts: Mapping[int, int]) -> list[str]
     return places
 
 
-@property_of("optimizer", explains=["update", "overfit"], passes=2)
+@property_of("optimizer", explains=["update", "overfit"], passes=1, uses=AT_REST)
 def groups(step: StepUnderTest) -> Answers:
     """Each parameter has the weight decay, the learning rate and the optimizer that suit its role."""
     model, optimizers = step.handed
     every = [h for h in held(model, optimizers) if h.parameter.requires_grad]
     roles = {h.name: step.facts.roles.get(h.name, "hidden") for h in every}
     decays = (_decay(step, [h for h in every if h.optimizer is o], roles, o) for o in optimizers)
-    yield from chain(_settings(step, optimizers), _muon(step, every, roles), *decays, _odd_one(step, every))
+    yield from chain(_settings(step, optimizers), _muon(step, every, roles), *decays)
+    yield from chain(_odd_one(step, every), _tokens(step, every, roles))
 
 
 def _settings(step: StepUnderTest, optimizers: Sequence[Optimizer]) -> Answers:
@@ -109,7 +122,8 @@ def _muon(step: StepUnderTest, every: Sequence[Held], roles: Mapping[str, str]) 
     depends = depends_on_others(step)
     wrong = [h.name for h in suspects if depends.get(h.name, h.orthogonal)]
     if wrong:
-        say = f"Muon is made for hidden matrices, but steps {len(wrong)} embeddings, heads or vectors"
+        say = f"Muon is made for hidden matrices, but steps {count(len(wrong), 'parameter')} of another role"
+        say += f" ({', '.join(f'{name}: {roles[name]}' for name in wrong[:3])})"
         yield fail(wrong[0], say, "give them to AdamW")
 
 
@@ -190,17 +204,40 @@ def _names(these: Sequence[Held]) -> str:
     return ", ".join(h.name for h in these[:3])
 
 
+def _treatment(h: Held) -> str:
+    return f"rate {h.rate:.4g} and decay {h.decay:.4g} by {type(h.optimizer).__name__}"
+
+
+def _tokens(step: StepUnderTest, every: Sequence[Held], roles: Mapping[str, str]) -> Answers:
+    """A token of its own whose rate or decay differs from those that join the stream where it does.
+
+    The odd one is the one treated unlike most of all that joins the stream as it is, or like the matrices.
+    """
+    treatments = {h.name: _treatment(h) for h in every}
+    of_matrices = {id(h.group) for h in every if roles[h.name] == "hidden"}
+    tokens = [h for h in every if roles[h.name] == "token"]
+    tokens.sort(key=lambda h: id(h.group) in of_matrices)
+    usual = Counter(treatments[h.name] for h in tokens).most_common()  # the first of equally many leads
+    for together in step.facts.joined_together:
+        here = [name for name in together if name in treatments]
+        if len({treatments[name] for name in here}) < 2:
+            continue
+        odd = next(name for name in here if treatments[name] != usual[0][0])
+        other = next(name for name in here if treatments[name] != treatments[odd])
+        say = f"it has {treatments[odd]}, but {other} has {treatments[other]}"
+        where = f"{say}, and both become tokens in {step.facts.joined[odd].module or 'the model'}"
+        yield fail(odd, where, "give it the group of the others: tokens are no matrices")
+
+
 def _odd_one(step: StepUnderTest, every: Sequence[Held]) -> Answers:
     """A parameter whose rate or decay differs from that of all its siblings, three or more."""
-    settings = {
-        h.name: f"rate {h.rate:.4g} and decay {h.decay:.4g} by {type(h.optimizer).__name__}" for h in every
-    }
+    settings = {h.name: _treatment(h) for h in every}
     for names in siblings(step.facts.stacks, settings).values():
         if len(names) > 3 and (odd := odd_one({n: settings[n] for n in names})):
             yield fail(odd.key, f"it has {odd.value}, its siblings {odd.rest}", "make one group by role")
 
 
-@property_of("optimizer", explains=["overfit"], passes=5)
+@property_of("optimizer", explains=["overfit"], passes=9, steps=1, uses=BACKWARD)
 def update(step: StepUnderTest) -> Answers:
     """The first step follows the optimizer's rule, moves every parameter downhill, and survives rounding."""
     moved, wide = first_step(step), dict[str, Moved]()
@@ -211,7 +248,9 @@ def update(step: StepUnderTest) -> Answers:
         if wide and not any(m.change.any() for m in (*moved, *wide.values())):
             yield note("optimizer", "its first step moves nothing, not even in float64")
             return
-    yield from chain(_moves_well(moved, live), _lost(live, wide), _by_rule(live), _by_forward(step))
+    # at a smaller rate than that of the training, more is rounded away
+    lost = () if "rate" in step.setup.cannot else _lost(step, live, wide)
+    yield from chain(_moves_well(moved, live), lost, _by_rule(live), _by_forward(step))
 
 
 def _by_forward(step: StepUnderTest) -> Answers:
@@ -236,15 +275,45 @@ def _moves_well(moved: Sequence[Moved], live: Sequence[Moved]) -> Answers:
         yield fail("optimizer", "its first step goes up the gradient", "look for a flipped sign")
 
 
-def _lost(live: Sequence[Moved], wide: Mapping[str, Moved]) -> Answers:
-    """Parameters of which most entries do not move; a failure if these are most of all entries."""
+def _lost(step: StepUnderTest, live: Sequence[Moved], wide: Mapping[str, Moved]) -> Answers:
+    """Parameters of which most entries do not move: a failure if these are most of all entries, or if several
+    steps leave a whole parameter as it was.
+    """
     counts = [m.lost(wide.get(m.name)) for m in live]
-    if lost := [m for m, (stuck, entries) in zip(live, counts, strict=True) if 2 * stuck > entries]:
-        kind, place = str(lost[0].parameter.dtype).removeprefix("torch."), common([m.name for m in lost])
-        say = f"{kind} rounds most of the update away in {len(lost)} of {len(live)} parameters"
-        stuck, entries = (sum(each) for each in zip(*counts, strict=True))
-        advice = "keep the weights, or a copy of them in the optimizer, in float32"
-        yield fail(place, say, advice) if 2 * stuck > entries else note(place, say)
+    lost = [m for m, (stuck, entries) in zip(live, counts, strict=True) if 2 * stuck > entries]
+    if not lost:
+        return
+    kind, place = str(lost[0].parameter.dtype).removeprefix("torch."), common([m.name for m in lost])
+    say = f"{kind} rounds most of the update away in {len(lost)} of {len(live)} parameters"
+    advice = "keep the weights, or a copy of them in the optimizer, in float32"
+    stuck, entries = (sum(each) for each in zip(*counts, strict=True))
+    if 2 * stuck > entries:
+        yield fail(place, say, advice)
+        return
+    never = [m for m, (stuck, entries) in zip(live, counts, strict=True) if stuck == entries]
+    if still := _held_still(step, never, wide):
+        names = [m.name for m in still]
+        kept = f"{STEPS} steps leave {len(still)} of {len(live)} parameters as they were, bit for bit"
+        yield fail(common(names), f"{kept}: {kind} rounds their updates away", advice)
+    else:
+        yield note(place, say)
+
+
+def _held_still(step: StepUnderTest, never: Sequence[Moved], wide: Mapping[str, Moved]) -> list[Moved]:
+    """Return those of the parameters that the first step does not move that rounding alone holds still.
+
+    They move where nothing is rounded, by a gradient that is more than rounding, but not in several steps. A
+    rule that rounds at random moves some entries; whether so few could all stay by chance is computed.
+    """
+    gradients = {name: m.gradient for name, m in wide.items()}
+    without = only_rounding(gradients, gradients, step.rounding)
+    free = [m for m in never if m.name in wide and m.name not in without and bool(wide[m.name].change.any())]
+    if not free:
+        return []
+    same = unmoved(step)
+    still = [m for m in free if m.name in same]
+    expected = STEPS * sum(m.moves_expected(wide[m.name]) for m in still)
+    return still if math.exp(-expected) < LEVEL else []
 
 
 def _by_rule(live: Sequence[Moved]) -> Answers:

@@ -8,8 +8,9 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.checks.property import BACKWARD, FORWARD, Answers, fail, needs, note, property_of
 from normlab.errors import UserError
+from normlab.trace.budget import Cost
 from normlab.trace.compare import distance, part_ways, rounding_of, whole
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
@@ -22,13 +23,19 @@ from normlab.trace.tensors import call_model, compiles, tensors_in
 from normlab.trace.trace import Trace, at_weights
 
 
-@property_of("outputs", passes=1)
+@property_of("outputs", passes=6, uses=FORWARD)
 def finite(step: StepUnderTest) -> Answers:
     """Weights, buffers, outputs, the loss and its gradient are finite numbers."""
-    model, trace = step.whole.model, step.whole
+    model = step.plain.model
     for path, x in [*model.named_parameters(), *model.named_buffers()]:
         if _broken([x]) or (x.requires_grad and x.isinf().any()):
             yield fail(path, "holds NaN or infinity before the first step", "initialize or load it")
+    yield from _is_finite(step.plain)
+    if step.plain is not step.whole and step.reaches_whole:
+        yield from _is_finite(step.whole)
+
+
+def _is_finite(trace: Trace) -> Answers:
     if not torch.isfinite(trace.loss) or _broken(trace.outputs):
         place = next((e.module for e in trace.events if _broken(e.outputs) and not _broken(e.inputs)), "loss")
         say = "outputs NaN on finite inputs" if place != "loss" else f"the loss is {float(trace.loss)}"
@@ -46,7 +53,9 @@ def _broken(tensors: Iterable[Tensor]) -> bool:
     return any(x.is_floating_point() and bool(x.isnan().any()) for x in tensors)
 
 
-@property_of("outputs", explains=["causality", "rows", "padding", "cache", "state_dict"], passes=3)
+@property_of(
+    "outputs", explains=["causality", "rows", "padding", "cache", "state_dict"], passes=5, uses=FORWARD
+)
 def evaluation_repeats(step: StepUnderTest) -> Answers:
     """Two runs in evaluation mode on the same batch give the same results."""
     first = step.exact.again(dropout=True)
@@ -72,7 +81,7 @@ def _asks_the_same(step: StepUnderTest, other: Trace) -> bool:
     return False
 
 
-@property_of("outputs", explains=["gradients", "step"], passes=4)
+@property_of("outputs", explains=["gradients", "step"], passes=4, uses=FORWARD)
 def training_equals_evaluation(step: StepUnderTest) -> Answers:
     """Without dropout, training mode gives the same outputs as evaluation mode."""
     evaluated = step.exact
@@ -98,11 +107,12 @@ def training_equals_evaluation(step: StepUnderTest) -> Answers:
 @property_of(
     "outputs",
     passes=14,
+    uses=FORWARD,
     applies=lambda step: needs(any(map(compiles, step.setup.model.modules())), "nothing of it is compiled"),
 )
 def compiled_equals_plain(step: StepUnderTest) -> Answers:
     """The compiled model gives the outputs of the uncompiled one, in either mode, up to rounding."""
-    model, alone = step.setup.model, step.setup.loss is None
+    model, batch, alone = step.setup.model, step.plain.batch, step.setup.loss is None
 
     def flat(tensors: Iterable[Tensor]) -> Tensor:
         return torch.cat([x.detach().flatten().double() for x in tensors if x.is_floating_point()])
@@ -112,7 +122,7 @@ def compiled_equals_plain(step: StepUnderTest) -> Answers:
 
     def compiled(seed: int, *, training: bool) -> Tensor:
         own = step.model.named_parameters()
-        copies = {n: p.detach().clone() for n, p in own if n in step.whole.rewritten}
+        copies = {n: p.detach().clone() for n, p in own if n in step.plain.rewritten}
         with (
             same(model, parameters=False),
             at_weights(step.model, copies),
@@ -123,11 +133,11 @@ def compiled_equals_plain(step: StepUnderTest) -> Answers:
             for layer in model.modules():
                 if isinstance(layer, nn.modules.dropout._DropoutNd):
                     layer.p = 0.0
-            outputs = call_model(model, step.batch) if alone else step.loss_of(model, step.batch)
+            outputs = call_model(model, batch) if alone else step.loss_of(model, batch)
             return flat(x for _, x in tensors_in(outputs))
 
     for training in (False, True):
-        own, plain = compiled(0, training=training), step.whole.again(training=training, dropout=not training)
+        own, plain = compiled(0, training=training), step.plain.again(training=training, dropout=not training)
         draws = training and not torch.equal(own, compiled(1, training=training))
         needs(not draws, "in training it draws other numbers than dropout's: pass it with a rate of 0")
         if (apart := distance(own, read(plain))) > (least := rounding_of(plain, read)):
@@ -137,7 +147,11 @@ def compiled_equals_plain(step: StepUnderTest) -> Answers:
 
 
 @property_of(
-    "outputs", passes=9, applies=lambda s: needs(s.training.run_again, "backward() runs nothing again")
+    "outputs",
+    passes=13,
+    applies=lambda s: needs(s.training.run_again, "backward() runs nothing again"),
+    asking=Cost(passes=3),
+    uses=BACKWARD,
 )
 def dropout_repeats(step: StepUnderTest) -> Answers:
     """A block that is recomputed in the backward pass uses the dropout masks of its forward pass."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from normlab.errors import UserError, nearest
+from normlab.trace.budget import Cost
 from normlab.trace.facts import Unknown
 
 if TYPE_CHECKING:
+    from normlab.setups.setup import Ability
     from normlab.trace.step_under_test import StepUnderTest
 
 
@@ -44,6 +47,19 @@ Test = Callable[["StepUnderTest"], Answers]
 
 
 @dataclass(frozen=True)
+class Skip:
+    """Why a property was not judged."""
+
+    reason: str
+    applies: bool = False
+    """Whether there is something to judge, for which the budget, or what can be done with this step, does not
+    suffice; otherwise nothing is known that it could be judged by.
+    """
+    lacks_s: float = 0.0
+    """About how many seconds more it would have taken; 0 if it was not for want of time."""
+
+
+@dataclass(frozen=True)
 class Property:
     """One property: its name, what it states, its test, and the properties whose violations it explains."""
 
@@ -52,11 +68,22 @@ class Property:
     test: Test
     explains: frozenset[str] = frozenset()
     passes: float = 4.0
-    """About how many forward passes it takes; it is left out if the budget does not hold them."""
+    """About how many exact forward passes it takes; it is left out if the budget does not hold them."""
+    steps: float = 0.0
+    """About how many whole steps it takes besides."""
     several: bool = False
     """Whether it names every failure, and not just the first."""
+    uses: frozenset[Ability] = frozenset({"loss", "gradient", "batch", "step"})
+    """What it needs of a step; none if parameters and settings decide, and passes only say which they are."""
     applies: Callable[[StepUnderTest], object] = lambda step: step
-    """Raises Unknown, within a pass, if there is nothing to test, which no budget would change."""
+    """Raises Unknown if there is nothing to test, which no budget would change."""
+    asking: Cost = Cost()
+    """What it takes to ask that."""
+
+    @property
+    def cost(self) -> Cost:
+        """What the whole property takes."""
+        return Cost(self.passes, self.steps)
 
     @property
     def statement(self) -> str:
@@ -70,10 +97,19 @@ PROPERTIES: Final[dict[str, Property]] = {}
 ORDER: Final = (
     "finite", "optimizer_coverage", "evaluation_repeats", "targets", "rows", "causality", "reach", "padding",
     "documents", "counted", "order", "attention_scale", "ties", "residual", "norms", "dropout_repeats",
-    "training_equals_evaluation", "compiled_equals_plain", "inputs", "gradients", "derivative", "step",
-    "frozen", "siblings", "seeds", "start", "buffers", "explained", "reduction", "initial_loss", "nonlinear",
-    "precision", "groups", "update", "schedule", "repeats", "state_dict", "meta", "cache", "overfit",
+    "training_equals_evaluation", "compiled_equals_plain", "inputs", "reference", "adapters", "gradients",
+    "derivative", "step", "frozen", "siblings", "seeds", "start", "buffers", "explained", "reduction",
+    "padded_loss",
+    "initial_loss", "nonlinear", "precision", "groups", "update", "schedule", "repeats", "state_dict", "meta",
+    "cache", "overfit",
 )  # fmt: skip
+
+
+AT_REST: Final[frozenset[Ability]] = frozenset()
+FORWARD: Final[frozenset[Ability]] = frozenset({"loss"})
+OTHER_BATCHES: Final[frozenset[Ability]] = frozenset({"loss", "batch"})
+BACKWARD: Final[frozenset[Ability]] = frozenset({"loss", "gradient"})
+WHOLE_STEP: Final[frozenset[Ability]] = frozenset({"loss", "gradient", "step"})
 
 
 def property_of(group: str, *, explains: Iterable[str] = (), **settings: Any) -> Callable[[Test], Test]:
@@ -89,21 +125,53 @@ def property_of(group: str, *, explains: Iterable[str] = (), **settings: Any) ->
     return add
 
 
+def require_property(name: str, where: str) -> None:
+    """Raise UserError, with the nearest name, unless a property, or one of the user's own, has this name."""
+    if name not in ORDER and name not in PROPERTIES:
+        known = dict.fromkeys((*ORDER, *PROPERTIES))
+        raise UserError(f"{where} names {name!r}, which is no property{nearest(name, known)}")
+
+
 def rank(name: str) -> int:
     """The place of a property in the report; a property of the user's own comes last."""
     return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
-def folded(violations: Iterable[Violation]) -> tuple[Violation, ...]:
-    """Return the violations, causes first, each with the violations that it explains."""
-    kept: list[Violation] = []
-    for one in sorted(violations, key=lambda v: rank(v.property)):
-        causes = [i for i, v in enumerate(kept) if one.property in PROPERTIES[v.property].explains]
-        if causes:
-            kept[causes[0]] = replace(kept[causes[0]], follows=(*kept[causes[0]].follows, one))
-        else:
-            kept.append(one)
-    return tuple(kept)
+def folded(violations: Iterable[Violation], allowed: Collection[str] = ()) -> tuple[Violation, ...]:
+    """Return the violations, causes first, each with the violations that it explains.
+
+    A cause has the first place among its own and those of what it explains. An allowed one explains nothing:
+    what does not count must not hide what does.
+    """
+    ordered = sorted(violations, key=lambda v: rank(v.property))
+    found = dict.fromkeys(v.property for v in ordered)
+    causes = {name: _cause_of(name, [n for n in found if n not in allowed]) for name in found}
+
+    explained: dict[int, list[Violation]] = {
+        i: [] for i, v in enumerate(ordered) if causes[v.property] is None
+    }
+    first = {v.property: i for i, v in reversed(list(enumerate(ordered)))}
+    place = {i: rank(ordered[i].property) for i in explained}
+    for one in ordered:
+        cause = causes[one.property]
+        if cause is not None:
+            explained[first[cause]].append(one)
+            place[first[cause]] = min(place[first[cause]], rank(one.property))
+    return tuple(
+        replace(ordered[i], follows=tuple(explained[i]))
+        for i in sorted(explained, key=lambda i: (place[i], i))
+    )
+
+
+def _cause_of(name: str, failed: Collection[str]) -> str | None:
+    """Return the property among those that failed that explains this one, and that none of them explains."""
+    known = [name]
+    while True:
+        here = known[-1]
+        behind = [n for n in failed if here in PROPERTIES[n].explains and n not in known]
+        if not behind:
+            return here if here != name else None
+        known.append(behind[0])
 
 
 def fail(module: str, evidence: str, advice: str = "") -> Violation:

@@ -8,7 +8,8 @@ from itertools import chain
 
 import torch
 
-from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.checks.property import FORWARD, OTHER_BATCHES, Answers, fail, needs, note, property_of
+from normlab.trace.budget import Cost
 from normlab.trace.compare import distance
 from normlab.trace.copies import copied_model
 from normlab.trace.equivalents import difference_when_loaded, generated, left_out, low_calls, roundings
@@ -17,7 +18,15 @@ from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import loose_tensors, shared_names, tensors_in
 
 
-@property_of("round trips", explains=["overfit"], passes=12, applies=low_calls)
+@property_of(
+    "round trips",
+    explains=["overfit"],
+    passes=8,
+    steps=2,
+    applies=low_calls,
+    asking=Cost(1, steps=2),
+    uses=FORWARD,
+)
 def precision(step: StepUnderTest) -> Answers:
     """In low precision, each module agrees with its float32 twin on the same inputs, up to rounding."""
     for path, ratio, count in roundings(step):
@@ -27,7 +36,7 @@ def precision(step: StepUnderTest) -> Answers:
             yield fail(path, why, "compute angles, positions and norms in float32")
 
 
-@property_of("round trips", explains=["meta"], passes=5)
+@property_of("round trips", explains=["meta"], passes=3, uses=FORWARD)
 def state_dict(step: StepUnderTest) -> Answers:
     """A freshly made model that loads the state dict gives the same outputs."""
     original, made = step.original, step.fresh.built()
@@ -45,7 +54,7 @@ def state_dict(step: StepUnderTest) -> Answers:
         yield note(unsaved[0], "no state dict holds it; make= would show whether it is made the same way")
 
 
-@property_of("round trips", passes=4)
+@property_of("round trips", passes=3, uses=FORWARD)
 def meta(step: StepUnderTest) -> Answers:
     """A model built on the meta device, moved off it with to_empty and loaded gives the same outputs."""
     original, model = step.original, step.fresh.on_meta()
@@ -69,7 +78,7 @@ def meta(step: StepUnderTest) -> Answers:
         yield fail(*apart, "make() must build the model as it is trained")
 
 
-@property_of("round trips", passes=8)
+@property_of("round trips", passes=8, uses=OTHER_BATCHES)
 def cache(step: StepUnderTest) -> Answers:
     """Generation with a cache gives, token by token, the logits of one pass over the whole sequence."""
     model, facts = step.exact.model, step.facts

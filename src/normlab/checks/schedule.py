@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 
 from torch.optim import Optimizer
 
-from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.base.units import told_apart
+from normlab.checks.property import AT_REST, WHOLE_STEP, Answers, fail, needs, note, property_of
+from normlab.trace.dry_run import LEARNT
 from normlab.trace.facts import Unknown
-from normlab.trace.optimizers import Rates, resumed
+from normlab.trace.optimizers import (
+    FOLLOWED,
+    Rates,
+    factor_of_each,
+    rates_by_themselves,
+    rates_in_own_step,
+    resumed,
+    steps_taken,
+)
 from normlab.trace.step_under_test import StepUnderTest
 
 
-@property_of("loop", explains=["overfit"], passes=4)
+@property_of("loop", explains=["overfit"], passes=1, steps=3, uses=AT_REST)
 def schedule(step: StepUnderTest) -> Answers:
-    """The learning rate reaches its intended peak, stays above 0 and moves once a step, even on resuming."""
+    """The learning rate reaches its intended peak, stays above 0 and moves once a step, even on resuming.
+
+    Nothing but the schedule moves it: a step that multiplies its own rates is a mistake if that halves or
+    doubles one within the steps that a test of learning takes.
+    """
+    yield from _compounds(step)
     needs(step.setup.scheduler, "there is no scheduler: pass scheduler=")
     mine, steered = step.setup.optimizers, getattr(step.setup.scheduler, "optimizer", None)
     # by its groups: a wrapper around an optimizer, such as Accelerate's, steers what it wraps
@@ -35,14 +52,42 @@ def schedule(step: StepUnderTest) -> Answers:
     yield from chain(_peak(step, course), _planned(step, course), _moves_once(step), _resumes(step, course))
 
 
+def _compounds(step: StepUnderTest) -> Answers:
+    """Rates that each step multiplies once more, such as factors by layer that are applied in every step."""
+    ways: dict[str, Callable[[StepUnderTest], Iterator[list[float]]]] = {"optimizer": rates_by_themselves}
+    by_hand = step.setup.scheduler is None and step.setup.step is not None
+    if by_hand and step.setup.cannot.keys().isdisjoint(WHOLE_STEP):
+        ways["step"] = rates_in_own_step
+    for place, taken in ways.items():
+        by_group = list(zip(*taken(step), strict=True))
+        factors = [factor_of_each(shares) for shares in by_group]
+        moved = [factor for factor in factors if factor != 1]
+        if not moved:
+            continue
+        worst = max(moved, key=lambda factor: abs(math.log(factor)))
+        first = step.rates.rates[0][factors.index(worst)]
+        say = (
+            f"each step multiplies the rates of {len(moved)} of {len(factors)} groups by a factor of its own"
+        )
+        say += f", one of them by {worst:.4g}: {FOLLOWED} steps take it from {first:.4g} "
+        say += f"to {first * by_group[factors.index(worst)][-1]:.4g}"
+        if 0.5 < worst**LEARNT < 2:
+            yield note(place, say)
+        else:
+            yield fail(place, say, "multiply the rates once, where the groups are made; or use a scheduler")
+
+
 def _peak(step: StepUnderTest, course: Rates) -> Answers:
     asked, peak, count = step.declare.peak_lr or step.setup.lr, max(course.top), course.steps[-1] + 1
     if peak <= 0:
-        yield fail("scheduler", f"the rate is never above 0 in {count} steps", "count steps, not epochs")
+        say = f"the rate is 0 at all {len(course.steps)} steps that were looked at, up to step {count}"
+        yield fail("scheduler", say, "count steps, not epochs")
     elif asked is not None and not course.reaches(asked):
         more = "" if step.declare.steps else "; declare steps= if more are planned"
         say = f"the peaks are {sorted({*course.peaks})} in {count} steps, but {asked:.4g} was asked for{more}"
         yield fail("scheduler", say, "a LambdaLR multiplies the optimizer's rate; count steps")
+    elif course.top[0] == 0:
+        yield note("scheduler", "its first rate is 0: that step changes nothing")
 
 
 def _planned(step: StepUnderTest, course: Rates) -> Answers:
@@ -55,10 +100,14 @@ def _planned(step: StepUnderTest, course: Rates) -> Answers:
         say = f"step() raises after {course.steps[-1]} of {planned} steps: {course.ended}"
         yield fail("scheduler", say, length)
     elif lowest < 0:
-        yield fail("scheduler", f"a rate falls to {lowest:.3g}, and drives the loss up", "end it at 0")
+        yield fail("scheduler", f"a rate falls to {lowest:.3g}: a step goes uphill", "end it at 0")
     elif course.rises_again and not course.periodic:
-        say = f"it is over before the {planned} planned steps: the rate falls, and rises again"
+        say = f"the rate falls and rises again within the {planned} planned steps: it is over too soon"
         yield fail("scheduler", say, f"{length}; use warm restarts to start again")
+    elif course.rises_to_the_end and not course.periodic:
+        before, last = told_apart(course.top[-2], course.top[-1])
+        say = f"the rate rises up to the last of {planned} planned steps, from {before} to {last}"
+        yield fail("scheduler", say, "let it fall: a share of steps done rises, 1 minus that share falls")
     elif zeros > 2:
         say = f"the rate stays 0 in {share:.2%} of the {planned} planned steps"
         advice = "count its steps in the same way as the optimizer's"
@@ -80,6 +129,20 @@ def _moves_once(step: StepUnderTest) -> Answers:
         yield fail("scheduler", say, "step it once, after the optimizer")
     elif steps and calls[0] == "scheduler":
         yield fail("scheduler", "it is stepped before the optimizer: its first rate is lost", "step it after")
+    elif moved == steps:
+        yield from _keeps_up(step)
+
+
+def _keeps_up(step: StepUnderTest) -> Answers:
+    """Where each step moves both, a schedule of fewer steps than the optimizer's was not loaded with it, or
+    begins a new phase of the training on purpose.
+    """
+    counted = getattr(step.setup.scheduler, "last_epoch", None)
+    taken = steps_taken(step.setup.optimizers)
+    # what was recorded may be as it is after the optimizer's step, and before the schedule's
+    if isinstance(counted, int) and taken > counted + 1:
+        say = f"the optimizer's state holds {taken} steps, and the schedule {counted}: it begins anew"
+        yield note("scheduler", f"{say}; to resume, load its state with that of the optimizer")
 
 
 def _resumes(step: StepUnderTest, course: Rates) -> Answers:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 
 import torch
+from torch import Tensor
 
-from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.base.units import count
+from normlab.checks.property import AT_REST, FORWARD, Answers, fail, needs, note, property_of
 from normlab.trace import starts
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
@@ -16,9 +19,10 @@ from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import counts
 
 
-@property_of("start", explains=["initial_loss", "state_dict"], passes=8)
+@property_of("start", explains=["initial_loss", "state_dict"], passes=2, uses=AT_REST)
 def start(step: StepUnderTest) -> Answers:
-    """Parameters start as declared, as their class or make() draws them, and as their siblings do.
+    """Parameters start as declared, as their class or make() draws them, and as their siblings do; what a
+    part of the model gives itself as a start is not drawn over.
 
     Constants are compared exactly, draws by a z-test on the logarithm of their deviation, whose error uses
     their kurtosis, corrected for the number of comparisons. A sibling is compared only if the others agree,
@@ -36,6 +40,10 @@ def start(step: StepUnderTest) -> Answers:
         for first in odd[:1]:
             say = f"{first.how} (unlike a newly made model: {len(odd)} of {len(live)} parameters)"
             yield fail(first.path, say, "draw replaced parts as the class does")
+    for replaced in step.fresh.replaced[:1]:
+        say = f"{replaced.instead_of} gives it a start of its own, which {replaced.by} replaces"
+        more = f"{say} (as that of {count(len(step.fresh.replaced), 'parameter')})"
+        yield fail(replaced.path, more, "draw everything first, and let parts start as they need afterwards")
     groups = [{n: live[n] for n in names} for names in siblings(step.facts.stacks, live).values()]
     several = {n: p for n, p in live.items() if p.ndim == 3 and len(p) > 3 and n not in drawn}
     groups += [{f"{n}[{i}]": part for i, part in enumerate(p)} for n, p in several.items()]
@@ -44,7 +52,7 @@ def start(step: StepUnderTest) -> Answers:
     needs(drawn or step.facts.stacks or declared, "nothing says how the model is drawn: pass make=")
 
 
-@property_of("start", explains=["start", "initial_loss"], passes=8)
+@property_of("start", explains=["start", "initial_loss"], passes=2, uses=AT_REST)
 def seeds(step: StepUnderTest) -> Answers:
     """Each block is drawn independently, and two seeds give two different models."""
     live = starts.parameters_of(step.model)
@@ -64,7 +72,7 @@ def seeds(step: StepUnderTest) -> Answers:
             yield fail(min(odd, key=names.index), say, "draw it by torch's generator")
 
 
-@property_of("start", explains=["overfit"], passes=0)
+@property_of("start", explains=["overfit"], passes=0, uses=FORWARD)
 def initial_loss(step: StepUnderTest) -> Answers:
     r"""An untrained model has no favourite: no class outweighs all others.
 
@@ -86,13 +94,14 @@ def initial_loss(step: StepUnderTest) -> Answers:
         yield note(where, say) if by_class or not facts.head else fail(where, say, "draw it smaller")
 
 
-@property_of("structure", explains=["start", "meta", "state_dict"], passes=3)
+@property_of("structure", explains=["start", "meta", "state_dict"], passes=2, uses=AT_REST)
 def buffers(step: StepUnderTest) -> Answers:
     """Each buffer, except a count of steps, has the values and the precision of a freshly built model."""
     counted = counts(step.model)
     own = {n: b for n, b in step.model.named_buffers() if n not in counted}
     live = {n: b for n, b in own.items() if b.numel() and not b.is_meta}
     needs(live, "the model has no buffers")
+    yield from _unfilled(step, live)
     moving = step.training.moving
     live = {n: b for n, b in live.items() if n not in moving}
     with suppress(Unknown):
@@ -110,3 +119,16 @@ def buffers(step: StepUnderTest) -> Answers:
         odd = odd_one({n: next(o for o in names if torch.equal(live[n], live[o])) for n in names})
         if odd is not None:
             yield fail(odd.key, "differs from those of all other blocks", "build all blocks alike")
+
+
+def _unfilled(step: StepUnderTest, live: Mapping[str, Tensor]) -> Answers:
+    """Buffers that are 0 throughout, but matter, and that no state dict fills."""
+    saved = step.model.state_dict().keys()
+    for name, b in live.items():
+        if name in saved or not b.is_floating_point() or bool(b.any()):
+            continue
+        ones = torch.ones_like(step.exact.buffers[name])
+        filled = step.exact.again(weights={name: ones})
+        if distance(step.exact.loss, filled.loss) > step.rounding:
+            say = "it is 0 throughout, the loss depends on it, and no state dict holds it"
+            yield note(name, f"{say}: so to_empty() may leave a buffer")

@@ -12,9 +12,22 @@ from typing import Final
 import torch
 from torch.optim import SGD
 
-from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.base.units import count
+from normlab.checks.property import BACKWARD, WHOLE_STEP, Answers, fail, needs, note, property_of
+from normlab.trace.autograd import Weights
 from normlab.trace.compare import distance
-from normlab.trace.dry_run import BIG, SEED, DryRun, ObservedStep, fit, learnt, splits, written
+from normlab.trace.dry_run import (
+    BIG,
+    SEED,
+    DryRun,
+    Fit,
+    ObservedStep,
+    fit,
+    learnt,
+    parameters_of,
+    splits,
+    written,
+)
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.targets import CLOSE
 from normlab.trace.optimizers import factors
@@ -24,13 +37,21 @@ NO_STEP: Final = "there is no step: pass step=, a function of model, batch, opti
 
 
 @property_of(
-    "loop", explains=["repeats", "overfit"], passes=12, applies=lambda step: needs(step.setup.step, NO_STEP)
+    "loop",
+    explains=["repeats", "overfit"],
+    passes=4,
+    steps=4,
+    applies=lambda step: needs(step.setup.step, NO_STEP),
+    uses=WHOLE_STEP,
 )
 def step(step: StepUnderTest) -> Answers:
-    """Once a step, optimizers get the gradient of the whole batch's loss: fresh, averaged and clipped."""
+    """Once a step, optimizers get the gradient of the whole batch's loss, fresh, averaged and clipped;
+    nothing else moves between its passes.
+    """
     exact, seen, again = step.twice
     run = step.rehearsal(exact=exact)
     yield from _steps_once(step, run, seen)
+    yield from _follows_once(step, run, seen)
     yield from _is_fresh(step, seen, again)
     yield from _clips(step, run, seen)
     yield from _averages(step, run, seen)
@@ -48,6 +69,16 @@ def _steps_once(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers
         yield fail("step", say, "step once, after the last backward")
     elif min(counts) < 1:
         yield fail("step", f"optimizer {counts.index(0) + 1} of {len(counts)} is never stepped", "step each")
+
+
+def _follows_once(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
+    """What no optimizer moves, such as a moving average, moves after the passes, or before them."""
+    held = {run.names.get(id(p)) for p in parameters_of(run.optimizers)}
+    by_forward = {*step.rewritten[False], *step.rewritten[True]}
+    if alone := [name for name in seen.between if name not in held and name not in by_forward]:
+        written_to = f"{count(len(alone), 'parameter')} that no optimizer holds, such as {alone[0]}"
+        say = f"between its {len(seen.training)} passes it writes to {written_to}"
+        yield fail("step", say, "let averages follow once, after the optimizer's step")
 
 
 def _is_fresh(step: StepUnderTest, seen: ObservedStep, again: ObservedStep) -> Answers:
@@ -80,9 +111,17 @@ def _clips(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
         yield fail("step", say, "clip to the norm that was asked for")
 
 
-def _averages(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
+def step_and_whole(step: StepUnderTest) -> tuple[Weights, Fit]:
+    """Return the gradient of the whole batch's loss, and the step's as a factor times it."""
+    exact, seen, _ = step.twice
+    run = step.rehearsal(exact=exact)
     want = run.gradients(step.stepped, training=not seen.training or any(seen.training))
-    match, floor, passes = fit(seen.gradients, want, SMALL), step.gradient_rounding, len(seen.training)
+    return want, fit(seen.gradients, want, SMALL)
+
+
+def _averages(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
+    want, match = step_and_whole(step)
+    floor, passes = step.gradient_rounding, len(seen.training)
     needs(any(bool(g.any()) for g in want.values()), "the loss has no gradient in what the optimizer holds")
     if match.apart <= floor:
         return
@@ -108,11 +147,11 @@ def _trains(step: StepUnderTest, seen: ObservedStep) -> Answers:
     if not seen.training or any(seen.training):
         return
     if distance(step.logits(step.plain), step.logits(step.plain.again(training=True))) > step.rounding:
-        say = "its model is in evaluation mode, and would differ in training mode: dropout is not active"
+        say = "its model is in evaluation mode, where its outputs differ from those in training mode"
         yield fail("step", say, "call model.train() at the start of the step")
 
 
-@property_of("loop", explains=["overfit"], passes=13)
+@property_of("loop", explains=["overfit"], passes=5, steps=2, uses=BACKWARD)
 def repeats(step: StepUnderTest) -> Answers:
     """The same batch, weights and seeds give the same step twice, and the step leaves the batch as it was."""
     place = "step"
@@ -127,7 +166,7 @@ def repeats(step: StepUnderTest) -> Answers:
         yield fail(place, say, "look for state that outlives a step: globals, counters, generators")
 
 
-@property_of("learns", passes=30)
+@property_of("learns", passes=16, steps=6, uses=BACKWARD | {"rate"})
 def overfit(step: StepUnderTest) -> Answers:
     """The user's own step learns a small batch: the loss falls below its first value and stays there."""
     batch, peaks = step.stepped, step.rates.peaks

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
-from normlab.checks.property import Answers, fail, needs, note, property_of
+from normlab.checks.property import FORWARD, Answers, fail, needs, note, property_of
 from normlab.trace.facts import stacks
 from normlab.trace.facts.stacks import gains, responses, scatters
 from normlab.trace.facts.wiring import alike
@@ -17,7 +18,9 @@ from normlab.trace.step_under_test import StepUnderTest
 ADDED = "x = x + branch(norm(x)) for each branch"
 
 
-@property_of("structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=8)
+@property_of(
+    "structure", explains=["gradients", "derivative", "norms", "overfit", "siblings"], passes=10, uses=FORWARD
+)
 def residual(step: StepUnderTest) -> Answers:
     """Blocks run in order, each on the output of the one before, and scale the residual stream alike."""
     needs(step.facts.stacks, "no numbered blocks pass a stream on")
@@ -79,9 +82,11 @@ def _dropped(step: StepUnderTest) -> Answers:
 
 
 def _by_one_factor(blocks: Sequence[stacks.Block], known: Mapping[str, float]) -> Answers:
-    here = {b.path: known[b.path] for b in blocks if b.path in known}
+    # without matrices it is a norm between two blocks, or behind the last one, in the same list
+    mapping = [b for b in blocks if any(p.ndim > 1 for p in b.module.parameters())]
+    here = {b.path: known[b.path] for b in mapping if b.path in known}
     odd, factors = stacks.odd_one(here), {*here.values()}
-    at_an_end = odd is not None and odd.key in (blocks[0].path, blocks[-1].path)
+    at_an_end = odd is not None and odd.key in (mapping[0].path, mapping[-1].path)
     if odd is not None and not (at_an_end and odd.value in (0.0, 1.0)):
         yield fail(odd.key, f"passes on {odd.value:g} times its input, the others {odd.rest:g} times", ADDED)
     if len(here) > 1 and len(factors) == 1 and not factors <= {0.0, 1.0}:
@@ -90,9 +95,9 @@ def _by_one_factor(blocks: Sequence[stacks.Block], known: Mapping[str, float]) -
         yield fail(path, say, "add the stream once") if factor.is_integer() else note(path, say)
 
 
-@property_of("structure", explains=["siblings", "start", "initial_loss", "overfit"], passes=4)
+@property_of("structure", explains=["siblings", "start", "initial_loss", "overfit"], passes=4, uses=FORWARD)
 def norms(step: StepUnderTest) -> Answers:
-    """A norm brings each token's features to one size, whatever their scale, and a norm precedes the head."""
+    """A norm brings each token's features to one size, whatever their scale, and one precedes the logits."""
     tried = responses(step.exact)
     for one in tried:
         if one.grows and one.mixes and one.has_vector and not one.leaks:
@@ -116,6 +121,10 @@ def _before_the_head(step: StepUnderTest) -> Answers:
     last = next((path for path in reversed(step.facts.order) if path in factors), None)
     if last is None or factors[last] != 1.0:
         return
+    streams = _streams_with(step, last)
+    # other stacks have streams of their own, such as those of heads
+    if len(streams) < len(step.facts.entering):
+        runs = stacks.scaled_streams(step.exact, streams).runs
     declared, grow = step.declare.final_norm, stacks.grown(*map(step.logits, runs))
     if not grow and declared is False:
         say = "no final norm is declared, but the logits do not grow with its stream"
@@ -124,16 +133,25 @@ def _before_the_head(step: StepUnderTest) -> Answers:
         return
     if declared is not None:
         meant = not declared
+    elif not step.facts.is_scored:
+        meant = True  # the size of what is regressed is a size of the data, and no confidence
     elif (own := step.fresh.exact(step.plain)) is not None:
-        meant = stacks.grown(*map(step.logits, stacks.scaled_streams(own, step.facts.entering).runs))
+        meant = stacks.grown(*map(step.logits, stacks.scaled_streams(own, streams).runs))
     else:
         meant = from_library(step.model.get_submodule(last)) and not from_library(step.model)
-    say = "the logits grow in proportion to the last block's stream: there is no norm between them"
+    what = "logits grow" if step.facts.is_scored else "outputs grow"
+    say = f"the {what} in proportion to the last block's stream: there is no norm between them"
     do = "norm the stream before the head, or declare final_norm=False"
     yield note(last, say) if meant else fail(last, say, do)
 
 
-@property_of("structure", explains=["overfit", "siblings", "state_dict"], passes=4)
+def _streams_with(step: StepUnderTest, path: str) -> dict[str, Tensor]:
+    """Return what the blocks of the same stack read."""
+    stack = next(blocks for blocks in step.facts.stacks.values() if any(b.path == path for b in blocks))
+    return {b.path: step.facts.entering[b.path] for b in stack if b.path in step.facts.entering}
+
+
+@property_of("structure", explains=["overfit", "siblings", "state_dict"], passes=5, uses=FORWARD)
 def attention_scale(step: StepUnderTest) -> Answers:
     """Attention scores are divided by the root of the head's width; the softmax runs over the keys."""
     read = step.wiring
@@ -150,11 +168,15 @@ def attention_scale(step: StepUnderTest) -> Answers:
     if one is not None:
         stream = next(iter(step.facts.entering.values()), torch.ones(one.width)).shape
         say = f"scores are scaled by {one.factor:.4g}, but heads of {one.width} need {one.width**-0.5:.4g}"
+        module = step.model.get_submodule(one.module)
+        held = [n for n, b in module.named_buffers() if b.numel() and bool((b == one.factor).all())]
+        if held:
+            say += f"; its buffer {held[0]} is {one.factor:.4g}"
         meant = not one.is_by_another(stream) or step.scales_by_class(one) or step.facts.trained
         yield note(one.module, say) if meant else fail(one.module, say, "divide by the root of that width")
 
 
-@property_of("structure", passes=4)
+@property_of("structure", passes=1, uses=FORWARD)
 def nonlinear(step: StepUnderTest) -> Answers:
     """Two linear maps without a nonlinearity between them are not wider inside than outside."""
     for first, second, width in step.wiring.chains[:1]:

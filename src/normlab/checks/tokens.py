@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from math import nan
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from normlab.checks.property import Answers, Violation, fail, needs, note, property_of
+from normlab.checks.property import OTHER_BATCHES, Answers, Violation, fail, needs, note, property_of
 from normlab.trace import compare, equivalents
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
@@ -38,7 +38,12 @@ def _moved(
         yield fail(found.module, say, do)
 
 
-@property_of("tokens", explains=["causality", "reach", "padding", "documents", "order", "cache"], passes=3)
+@property_of(
+    "tokens",
+    explains=["causality", "reach", "padding", "documents", "order", "cache"],
+    passes=3,
+    uses=OTHER_BATCHES,
+)
 def rows(step: StepUnderTest) -> Answers:
     """A row's outputs do not depend on the other rows of the batch, and follow the order of the rows."""
     facts, count, logits = step.facts, step.facts.rows, step.logits(step.exact)
@@ -63,7 +68,7 @@ def rows(step: StepUnderTest) -> Answers:
 ALSO = ("reach", "order", "overfit", "cache", "documents", "training_equals_evaluation")
 
 
-@property_of("tokens", explains=ALSO, passes=4)
+@property_of("tokens", explains=ALSO, passes=7, uses=OTHER_BATCHES)
 def causality(step: StepUnderTest) -> Answers:
     """No prediction depends on its target or on a later token."""
     facts = step.facts
@@ -82,7 +87,7 @@ def causality(step: StepUnderTest) -> Answers:
     needs(tested, "no target is counted before a later token")
 
 
-@property_of("tokens", explains=["order"], passes=3)
+@property_of("tokens", explains=["order"], passes=5, uses=OTHER_BATCHES)
 def reach(step: StepUnderTest) -> Answers:
     """Predictions depend on the tokens that they may see: the previous one, and earlier ones."""
     facts, base = step.facts, step.logits(step.exact)
@@ -107,11 +112,13 @@ def reach(step: StepUnderTest) -> Answers:
         other = step.logits(step.exact.again(batch=facts.other_tokens(real & ~early)))
         now, then = part_of(early)(base), part_of(early)(other)
         if near and now is not None and then is not None and not distance(now, then):
-            say = "no position sees a later token, but causal=False is declared"
+            say = f"outputs of the first {shortest // 2} tokens do not move when the others change"
+            say += ", but causal=False is declared"
             yield fail("", say, "mask no later key")
     if not near:
         calls = step.exact.functions("scaled_dot_product_attention", "softmax")
-        say = "the last position's output does not move when any earlier token changes"
+        tried = ", ".join(map(str, seen))
+        say = f"the last position's output does not move when the token {tried} back changes"
         do = "look at the mask's sign and what attention returns"
         yield fail(calls[0].module if calls else "", say, do)
     elif not seen[1] and by_position:
@@ -123,7 +130,7 @@ def reach(step: StepUnderTest) -> Answers:
         yield note("", f"the last position sees tokens {sees} back, but not {hidden} back")
 
 
-@property_of("tokens", explains=["inputs"], passes=3)
+@property_of("tokens", explains=["inputs", "padded_loss", "reach"], passes=5, uses=OTHER_BATCHES)
 def padding(step: StepUnderTest) -> Answers:
     """Outputs do not depend on what the padding holds, how much there is, or at which end it is."""
     reasons: list[str] = []
@@ -145,7 +152,7 @@ def _unmarked(step: StepUnderTest, tokens: Tokens, padded: Padding) -> Answers:
     for place, entry in step.facts.entries.items():
         same = entry.shape == own.shape and place != tokens.place and not entry.is_floating_point()
         if same and padded.mask is None and step.declare.pad_id is not None and bool((entry == 1).all()):
-            say = f"{int((~padded.real).sum())} positions of padding (id {padded.pad_id}) count as tokens"
+            say = f"it is 1 at {int((~padded.real).sum())} positions of padding (id {padded.pad_id})"
             yield fail(str(place[-1]) if place else "", say, "build the mask from the lengths of the rows")
 
 
@@ -168,9 +175,7 @@ def _arranged(step: StepUnderTest, tokens: Tokens, padded: Padding) -> Answers:
     then depend on how much padding there is, or if what is under it is seen, as under a mask of the loss.
     """
     facts, real, ways = step.facts, padded.real, padded.arranged()
-    main, widths = tokens.place == facts.tokens.place, {real.shape[1], real.shape[1] + 1}
-    alone = main and not any(t.entry.shape[1] in widths for t in facts.sources if t.place != tokens.place)
-    where: dict[str, Any] = {"tokens": tokens, "only": () if alone else {tokens.place, padded.mask}}
+    main, where = tokens.place == facts.tokens.place, equivalents.places_along(facts, tokens, padded)
 
     def off(way: str, other: Arranged | None = None) -> float:  # may be NaN, neither above nor below
         return equivalents.off_arranged(step, real, ways[way], other, **where) if way in ways else nan
@@ -188,10 +193,11 @@ def _arranged(step: StepUnderTest, tokens: Tokens, padded: Padding) -> Answers:
         if main and padded.mask is not None and all(size <= step.rounding for size in sizes):
             yield fail("", f"{say}, however much there is", "count positions from the first token")
         else:
-            yield note("", f"{say}: it is seen there, or tokens are counted from the first column")
+            why = "padding is seen there, or tokens are counted from the first column"
+            yield note("", f"{say}, which matters only if a batch is padded there: {why}")
 
 
-@property_of("tokens", explains=["state_dict"], passes=4)
+@property_of("tokens", explains=["state_dict"], passes=4, uses=OTHER_BATCHES)
 def order(step: StepUnderTest) -> Answers:
     """The order of the tokens changes the outputs, in each layer that encodes positions."""
     facts, base, causal = step.facts, step.logits(step.exact), False
@@ -231,21 +237,25 @@ def _in_each_layer(step: StepUnderTest) -> Answers:
         return
     if first.values is not None and equivalents.variation(first.values, 2) > least:
         yield fail(first.module, "values of one repeated token differ by position", "do not rotate values")
+    # whatever attention weighs equal values by, their mean is the same at each position: outputs that differ
+    # get their order from something else that follows, such as a recurrence or a convolution
+    outputs = compare.laid_out(step.logits(trace), rows, width)
+    elsewhere = outputs is not None and equivalents.variation(outputs, 1) > step.rounding
     same = "the scores of one repeated token"
-    if len(flat) == len(layers):
+    if len(flat) == len(layers) and not elsewhere:
         say = f"{same} are the same at every distance in all layers, and nothing else tells positions apart"
         yield fail(first.module, say, ORDERED)
     if first.slope >= least and (size := first.beyond_distance) > least:
         say = f"{same} depend on more than the distance, by {size:.1e} of their size"
         yield fail(first.module, say, "rotate queries and keys alike, along the axis of positions")
-    if flat:
+    if flat and not elsewhere:
         say, place = f"{len(flat)} of {len(layers)} layers see no positions", flat[0].module
         few, every = len(flat) > 1 or len(layers) < 3, [one.module for one in layers]
         meant = few or declares_itself(step.facts.stacks, place, every)
         yield note(place, say) if meant else fail(place, say, "this layer has lost its positions")
 
 
-@property_of("tokens", explains=["inputs"], passes=4)
+@property_of("tokens", explains=["inputs"], passes=4, uses=OTHER_BATCHES)
 def documents(step: StepUnderTest) -> Answers:
     """Packed documents do not see each other, and positions restart in each of them."""
     facts, numbers = step.facts, step.facts.documents
@@ -262,9 +272,23 @@ def documents(step: StepUnderTest) -> Answers:
     if (size := equivalents.off_arranged(step, second, alone)) > step.rounding:
         say = f"a document alone gives outputs {size:.1e} of their size off those in its row"
         yield fail("", say, "restart positions at each document, and masks at the token after an end")
+    with suppress(Unknown):
+        yield from _across_borders(step, numbers)
 
 
-@property_of("tokens", passes=6, several=True)
+def _across_borders(step: StepUnderTest, numbers: Tensor) -> Answers:
+    """A note if the loss asks a document for the beginning of the next one, which differs from row to row."""
+    facts, asked = step.facts, step.facts.targets
+    if facts.shift != 1 or numbers.shape != asked.ids.shape:
+        return
+    crossing = asked.counted & F.pad(numbers[:, 1:] != numbers[:, :-1], (0, 1))
+    if len(torch.unique(asked.ids[crossing])) > 1:
+        share = f"{int(crossing.sum())} of {int(asked.counted.sum())} counted targets"
+        why = "which nothing in the current one predicts"
+        yield note("loss", f"{share} are the first token of the next document, {why}")
+
+
+@property_of("tokens", passes=6, several=True, uses=OTHER_BATCHES)
 def inputs(step: StepUnderTest) -> Answers:
     """Every tensor that the model is given affects its outputs or the loss.
 
@@ -282,6 +306,7 @@ def inputs(step: StepUnderTest) -> Answers:
                 yield note(name, f"{say}; the model keeps the documents apart without it")
             else:
                 yield fail(name, say, "the model does not use it")
+    needs(not step.facts.has_nested, "the batch holds a nested tensor, of which no other value is tried")
 
 
 def _is_spare(step: StepUnderTest, entry: Tensor) -> bool:

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from normlab.errors import in_one_line
 from normlab.trace.autograd import Weights
 from normlab.trace.copies import copied_model
-from normlab.trace.tensors import Place, later_counts, map_tensors, rows_of, tensors_in
+from normlab.trace.tensors import Place, is_zero, later_counts, map_tensors, rows_of, tensors_in
 from normlab.trace.trace import Event, Trace
 
-LARGE: Final = 4_000_000_000
-"""Positions times parameters for which a pass in float64 takes about a second on one core."""
+LARGE: Final = 1_000_000_000
+"""Positions times parameters for which a pass in float64 takes about a quarter of a second on one core, so
+that all properties take about a minute.
+"""
 COLUMNS: Final = 32
 """The fewest columns that a part of a batch keeps."""
 Part = Callable[[Tensor], Tensor | None]
@@ -31,8 +33,11 @@ class Located(NamedTuple):
 
 def distance(a: Tensor, b: Tensor) -> float:
     """Return the largest difference of two tensors, relative to their largest entry; equal non-finite entries
-    agree.
+    agree. Nested tensors are compared row by row.
     """
+    if a.is_nested and b.is_nested:
+        pairs = zip(a.unbind(), b.unbind(), strict=True)
+        return max((distance(x, y) for x, y in pairs), default=0.0)
     if a.shape != b.shape:
         return float("inf")
     if not a.numel():
@@ -118,52 +123,81 @@ def _awake(model: nn.Module) -> dict[str, Tensor]:
     """
     generator, values = torch.Generator().manual_seed(3), dict[str, Tensor]()
     for name, p in model.named_parameters():
-        if p.is_floating_point() and p.numel() and not bool(p.any()):
+        if p.is_floating_point() and p.numel() and is_zero(p):
             values[name] = (0.02 * torch.randn(p.shape, generator=generator)).to(p)
     return values | later_counts(model)
 
 
-def small_part(batch: Any, parameters: int) -> Any:
-    """Return two rows, and the first columns, of a batch that is too large for that many parameters.
+def positions_in(batch: Any) -> int:
+    """Return the number of rows times that of the columns of ids, if there are any."""
+    return rows_of(batch) * max((x.shape[1] for x in _ids_in(batch)), default=1)
+
+
+def _ids_in(batch: Any) -> list[Tensor]:
+    """Return the matrices of integers that have a row for each row of the batch."""
+    rows = rows_of(batch)
+    tensors = [x for _, x in tensors_in(batch) if not x.is_nested]
+    return [x for x in tensors if x.ndim == 2 and x.shape[0] == rows and not x.is_floating_point()]
+
+
+def small_parts(batch: Any, parameters: int, positions: float) -> list[Any]:
+    """Return parts of a batch with so many positions, if these are too many for that many parameters: two
+    rows with the first columns, if columns may be dropped, and two rows as they are. The model may not run
+    on either.
 
     Columns are dropped only if all integers have one width and none may be a mask, a position or a document,
-    which would mean something else in a part. Parts are contiguous, as batches are when they are drawn: a
-    model may call ``targets.view(-1)``.
+    which would mean something else in a part. Rows of different lengths in one nested tensor are never cut.
     """
-    rows = rows_of(batch)
-    matrices = [x for _, x in tensors_in(batch) if x.ndim == 2 and x.shape[0] == rows]
-    ids = [x for x in matrices if not x.is_floating_point()]
+    rows, has_nested = rows_of(batch), any(x.is_nested for _, x in tensors_in(batch))
+    if has_nested or rows < 2 or positions * parameters <= LARGE:
+        return []
+    ids = _ids_in(batch)
     widths = {x.shape[1] for x in ids}
-    positions = rows * max(widths, default=1)
-    if rows < 2 or positions * parameters <= LARGE:
-        return batch
     falls = [float((x.diff(dim=1) < 0).float().mean()) for x in ids]  # a count rarely falls
     plain = len(widths) == 1 and min(falls) > 0.1 and all(len(torch.unique(x)) > 2 for x in ids)
-    width = widths.pop() if plain else 0
-    kept = max(COLUMNS, LARGE // parameters // 2)
+    width, kept = max(widths, default=0), max(COLUMNS, LARGE // parameters // 2)
+    parts = [_cut(batch, rows, width, kept)] if plain and width > kept else []
+    return [*parts, first_rows(batch)] if rows > 2 else parts
+
+
+def first_rows(batch: Any) -> Any:
+    """Return the first two rows of a batch."""
+    return _cut(batch, rows_of(batch), 0, 0)
+
+
+def _cut(batch: Any, rows: int, width: int, kept: int) -> Any:
+    """Return the first two of so many rows; of axes of that width, as much as is kept.
+
+    Parts are contiguous, as batches are when they are drawn: a model may call ``targets.view(-1)``.
+    """
 
     def cut(_: Place, x: Tensor) -> Tensor:
         if not x.ndim or x.shape[0] != rows:
             return x
         x = x[:2]
         for axis in range(1, x.ndim):
-            if x.shape[axis] == width > kept:
+            if width and x.shape[axis] == width:
                 x = x.narrow(axis, 0, kept)
         return x.contiguous()
 
     return map_tensors(batch, cut)
 
 
-def awake_step(trace: Trace, model: nn.Module) -> Trace:
-    """Return the same step without dropout on this model, which is made awake: in float64, unless it does
-    not run there or gives another loss.
+def awake_step(trace: Trace, copy: Callable[[], nn.Module]) -> Trace:
+    """Return the same step without dropout on a copy of its model, which is made awake: in float64, unless it
+    does not run there or gives another loss.
     """
-    own = dict((*model.named_parameters(), *model.named_buffers()))
-    with torch.no_grad():
-        for name, value in _awake(model).items():
-            own[name].copy_(value)
-    awake = trace.again(model=model, dropout=False)
-    return _wide(awake, lambda: {"model": copied_model(awake.model).double()})
+
+    def awake() -> Trace:
+        model = copy()
+        own = dict((*model.named_parameters(), *model.named_buffers()))
+        with torch.no_grad():
+            for name, value in _awake(model).items():
+                own[name].copy_(value)
+        return trace.again(model=model, dropout=False)
+
+    # the same copy is widened, parameter by parameter, for two of a large model would not fit in memory
+    return _wide(awake, lambda step: {"model": step.model.double()})
 
 
 def awake_in_place(trace: Trace) -> Trace:
@@ -172,26 +206,29 @@ def awake_in_place(trace: Trace) -> Trace:
     """
     awake = trace.again(weights=_awake(trace.model), dropout=False)
 
-    def wide() -> dict[str, Any]:
-        held = {**awake.parameters, **awake.buffers}
+    def wide(step: Trace) -> dict[str, Any]:
+        held = {**step.parameters, **step.buffers}
         return {"weights": {n: x.double() for n, x in held.items() if x.is_floating_point()}}
 
-    return _wide(awake, wide)
+    return _wide(lambda: awake, wide)
 
 
-def _wide(own: Trace, changes: Callable[[], dict[str, Any]]) -> Trace:
+def _wide(awake: Callable[[], Trace], changes: Callable[[Trace], dict[str, Any]]) -> Trace:
     """Return a step in float64, which these changes make of it, or the step as it is if that does not run or
-    gives another loss.
+    gives another loss. The changes may use the step up; ``awake`` makes it again.
     """
+    own = awake()
     try:
         batch = map_tensors(own.batch, lambda _, x: x.double() if x.is_floating_point() else x)
-        wide = own.again(**changes(), batch=batch, exact=True)
-        a, b = float(wide.loss), float(own.loss)
+        b = float(own.loss)
+        wide = own.again(**changes(own), batch=batch, exact=True)
+        a = float(wide.loss)
         if abs(a - b) <= 0.05 * abs(b) + 1e-3 or a != a:
             return wide
+        own = awake()
         drawn = max(abs(float(own.again(seed=seed).loss) - b) for seed in (1, 2))
     except Exception:
-        return own
+        return awake()
     return wide if abs(a - b) <= 0.05 * abs(b) + 4 * drawn + 1e-3 else own
 
 

@@ -8,6 +8,7 @@ modules.
 from __future__ import annotations
 
 import copy
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,11 +19,15 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.setups.setup import Loss
+from normlab.trace.autograd import Weights
+from normlab.trace.budget import require_time
+from normlab.trace.reach import deep_copy
 from normlab.trace.restore import undisturbed
 from normlab.trace.tensors import tensors_in, unwrap
 from normlab.trace.trace import Trace
@@ -34,15 +39,17 @@ FIXED: Final = (FunctionType, MethodType, partial, tuple, frozenset)
 
 
 def copied_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Copy a model; ``memo`` is that of ``deepcopy``.
+    """Copy a model; ``memo`` is that of ``deepcopy``. After the deadline of ``passes_until``, none is begun.
 
-    Functions that its modules hold lead to the copy wherever they led to the model: hooks, and a ``forward``
-    that was wrapped by a closure, a partial or ``torch.compile``.
+    Locks and modules of Python, which have no copies, are shared. Functions that its modules hold lead to the
+    copy wherever they led to the model: hooks, and a ``forward`` that was wrapped by a closure, a partial or
+    ``torch.compile``.
 
     Functions are followed as far as Python shows what they hold; ``proof_of`` says whether that was enough.
     """
+    require_time()
     memo = {} if memo is None else memo
-    twin = copy.deepcopy(model, memo)
+    twin = deep_copy(model, memo)
     lead_to_copies(memo)
     return twin
 
@@ -126,7 +133,7 @@ class _Rebinding:
     def _filled(self, value: Any) -> Any:
         """Copy a container, a module or an object that can be called, and fill it."""
         if isinstance(value, nn.Module):
-            new = copy.deepcopy(value, self._memo)
+            new = deep_copy(value, self._memo)
             self._known_copies()
             return new
         try:
@@ -255,7 +262,8 @@ class _Reads(TorchFunctionMode):
 def _marks_of(x: Tensor) -> Iterator[Any]:
     """Yield what a tensor is known by: itself, and its storage, if it has one, which its views have too."""
     yield id(x)
-    if x.layout is torch.strided and not x.is_meta and not is_traceable_wrapper_subclass(x):
+    is_wrapper = is_traceable_wrapper_subclass(x) or is_functorch_wrapped_tensor(x)
+    if x.layout is torch.strided and not x.is_meta and not is_wrapper:
         storage = x.untyped_storage()
         if storage.nbytes():
             yield storage.device, storage.data_ptr()
@@ -279,6 +287,10 @@ class Proof(NamedTuple):
     runs: bool
     refusal: str = ""
     """Why no copy of the model may stand in for it, and what to do; empty if one may."""
+    twin: nn.Module | None = None
+    """The copy that was run, with the model's weights, if it may stand in for the model."""
+    copy_s: float = 0.0
+    """Seconds that copying took."""
 
 
 def proof_of(model: nn.Module, batch: Any, loss_of: Loss) -> Proof:
@@ -287,38 +299,76 @@ def proof_of(model: nn.Module, batch: Any, loss_of: Loss) -> Proof:
     A copy may stand in for the model if its pass uses nothing of the original, and uses of the copy all that
     the model's own pass uses of the model. What the model's own pass raises is not caught.
     """
-    (needed,) = _uses(model, batch, loss_of, model)
-    if not needed.paths:
-        return Proof(False, OTHER_MODEL)
     kind = type(model).__name__
+    begun = time.monotonic()
+    twin: nn.Module | Exception
     try:
         twin = copied_model(model)
-        strayed, used = uses_of_copy(twin, model, batch, loss_of)
     except Exception as error:  # the model may be anyone's
+        twin = error
+    copy_s = time.monotonic() - begun
+    weights = weights_apart(model, twin if isinstance(twin, nn.Module) else None)
+    (needed,) = _uses(model, weights, batch, loss_of, model)
+    if not needed.paths:
+        return Proof(False, OTHER_MODEL)
+    try:
+        if isinstance(twin, Exception):
+            raise twin
+        strayed, used = uses_of_copy(twin, model, batch, loss_of)
+    except Exception as error:
         return Proof(True, f"a copy of {kind} cannot be made or run: {type(error).__name__}: {error}")
     if strayed.paths:
         return Proof(True, refusal_of(model, strayed, used))
     if missing := needed.beside(used):
-        (again,) = _uses(
-            model, batch, loss_of, model
-        )  # the first pass may have kept a table for all later ones
+        # the first pass may have kept a table for all later ones
+        (again,) = _uses(model, weights, batch, loss_of, model)
         missing &= again.beside(used)
     if missing:
         return Proof(
             True, f"a copy of {kind} does not use {min(missing) or 'the module itself'}, as {kind} does"
         )
-    return Proof(True)
+    return Proof(True, twin=twin, copy_s=copy_s)
+
+
+def weights_apart(model: nn.Module, twin: nn.Module | None) -> dict[str, Tensor]:
+    """Return the values of a model's parameters in tensors to which its passes do not write: those of a copy,
+    or new ones where that has none, or others.
+    """
+    copies = dict[str, Tensor]()
+    if twin is not None:
+        copies |= {name: p.detach() for name, p in twin.named_parameters()}
+    values = dict[str, Tensor]()
+    for name, p in model.named_parameters():
+        other = copies.get(name)
+        is_apart = other is not None and set(_marks_of(other)).isdisjoint(_marks_of(p.detach()))
+        values[name] = other if is_apart and same_bits(p, other) else p.detach().clone()
+    return values
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal; what is not a number equals itself."""
+    return torch.equal(a, b) or (a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all()))
+
+
+def put_back_weights(model: nn.Module, weights: Weights) -> None:
+    """Give parameters these values, by their paths, without writing to those that have them."""
+    for name, p in model.named_parameters():
+        if name in weights and not same_bits(p, weights[name]):
+            p.data.copy_(weights[name])
 
 
 def uses_of_copy(twin: nn.Module, model: nn.Module, batch: Any, loss_of: Loss) -> tuple[Use, Use]:
     """Run one pass of a copy, and return what it uses of the model that it was made from, and of the copy."""
     with undisturbed(model):  # whose modules may run, after all
-        strayed, used = _uses(twin, batch, loss_of, model, twin)
+        strayed, used = _uses(twin, weights_apart(twin, model), batch, loss_of, model, twin)
     return strayed, used
 
 
-def _uses(called: nn.Module, batch: Any, loss_of: Loss, *watched: nn.Module) -> list[Use]:
-    """Run one pass of a model, and return what it uses of each model that is watched."""
+def _uses(called: nn.Module, weights: Weights, batch: Any, loss_of: Loss, *watched: nn.Module) -> list[Use]:
+    """Run one pass of a model, and return what it uses of each model that is watched.
+
+    A pass may write to its weights, as a table with ``max_norm`` does: they are put back.
+    """
     uses = list[Use]()
 
     def watched_loss(model: nn.Module, given: Any) -> Any:
@@ -326,9 +376,10 @@ def _uses(called: nn.Module, batch: Any, loss_of: Loss, *watched: nn.Module) -> 
             uses[:] = [stack.enter_context(use_of(one)) for one in watched]
             return loss_of(model, given)
 
-    # a pass may write to its weights, as a table with max_norm does: it must leave them as they were
-    every = frozenset(name for name, _ in called.named_parameters())
-    Trace(called, batch, watched_loss, rewritten=every).once()
+    try:
+        Trace(called, batch, watched_loss).once()
+    finally:
+        put_back_weights(called, weights)
     return uses
 
 

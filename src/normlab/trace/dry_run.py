@@ -17,13 +17,14 @@ from torch.optim import Optimizer
 from normlab.errors import UserError
 from normlab.setups.setup import Loss, StepFunction
 from normlab.trace.autograd import Weights
+from normlab.trace.budget import begin_pass
 from normlab.trace.compare import distance, rounded
 from normlab.trace.copies import refusal_of, use_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.functions import Functions
-from normlab.trace.restore import same, same_globals, same_random_state
-from normlab.trace.tensors import Side, eager, forward_hooks, map_tensors, tensors_in
+from normlab.trace.restore import generators_of_copies, same, same_globals, same_random_state
+from normlab.trace.tensors import Side, copied_batch, eager, forward_hooks, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
 
 SEED: Final = 20_011
@@ -53,6 +54,8 @@ class ObservedStep:
     """The model's mode in each of its passes with a gradient."""
     moved: bool = False
     """Whether the step writes to the weights before its last pass."""
+    between: list[str] = field(default_factory=list)
+    """Parameters to which the step writes between its first pass and its last."""
     cast: torch.dtype | None = None
     """The dtype of autocast in its last pass, if modules run under autocast there."""
     clips: list[tuple[frozenset[int], float]] = field(default_factory=list)
@@ -109,13 +112,16 @@ class DryRun:
 
         Raises Unknown if the step uses the model that was copied.
         """
+        begin_pass()
         seen = ObservedStep(self.own(batch))
         with ExitStack() as stack:
             mode, buffers = Functions(exact=self.exact, dropout=False), list[Any]()
             for module in self.model.modules():
                 buffers.append(module._buffers)
                 stack.callback(setattr, module, "training", module.training)
-            guards = (same_globals(), same(buffers, parameters=False), eager(), same_random_state(seed))
+            drawn_from = generators_of_copies(self.model, *self.optimizers, self.scheduler)
+            chance = same_random_state(seed, drawn_from)
+            guards = (same_globals(), same(buffers, parameters=False), eager(), chance)
             for guard in guards:
                 stack.enter_context(guard)
             if rates is None:
@@ -181,8 +187,7 @@ class DryRun:
 
     def own(self, batch: Any) -> Any:
         """Return the batch with its own tensors, in the precision of the model."""
-        wide = self.exact
-        return map_tensors(batch, lambda _, x: x.double() if wide and x.is_floating_point() else x.clone())
+        return copied_batch(batch, torch.float64 if self.exact else None)
 
     def _watch_gradients(self, seen: ObservedStep, stack: ExitStack, scale: float) -> None:
         hooks = forward_hooks(
@@ -265,8 +270,11 @@ class _PassWatch:
     """
 
     def __init__(self, model: nn.Module, seen: ObservedStep) -> None:
+        self._names = [name for name, _ in model.named_parameters()]
         self._parameters = list(model.parameters())
         self._versions = [p._version for p in self._parameters]
+        self._at_first: list[int] = []
+        """The versions when the first pass began."""
         self._kind = self._parameters[0].device.type
         self._model, self._seen = model, seen
         self._inside: list[str] = []
@@ -285,7 +293,11 @@ class _PassWatch:
             return
         if outermost:
             self._first = path if self._first is None else self._first
-            self._seen.moved = [p._version for p in self._parameters] != self._versions
+            versions = [p._version for p in self._parameters]
+            self._seen.moved = versions != self._versions
+            self._at_first = self._at_first or versions
+            pairs = zip(self._names, versions, self._at_first, strict=True)
+            self._seen.between = [name for name, now, then in pairs if now != then]
             if path == self._first:
                 self._seen.training.append(self._model.training)
                 self._seen.cast = None
@@ -328,7 +340,7 @@ def _norm_of(parameters: Iterable[Tensor]) -> float:
     return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
 
 
-class _Fit(NamedTuple):
+class Fit(NamedTuple):
     """Gradients as a factor times others, and the share that this leaves unexplained."""
 
     factor: float
@@ -340,17 +352,17 @@ class _Fit(NamedTuple):
         return max(self.rest, abs(self.factor - 1))
 
 
-def fit(gradients: Weights, want: Weights, scale: float = 1.0) -> _Fit:
+def fit(gradients: Weights, want: Weights, scale: float = 1.0) -> Fit:
     """Return the factor k in gradients / scale = k · want and what it leaves; 1 and 0 if both are zero. Those
     of single parameters that are 0 may be missing.
     """
     zeros = {n: torch.zeros_like(g) for n, g in {**gradients, **want}.items()}
     if not any(bool(g.any()) for own in (gradients, want) for g in own.values()):
-        return _Fit(1.0, 0.0)
+        return Fit(1.0, 0.0)
     wide = ([g.to("cpu", torch.float64) for g in {**zeros, **own}.values()] for own in (gradients, want))
     g, w = map(torch.cat, wide)
     k = float(g @ w) / scale / max(float(w @ w), 1e-300)
-    return _Fit(k, float((g - k * scale * w).norm()) / max(float(g.norm()), 1e-300))
+    return Fit(k, float((g - k * scale * w).norm()) / max(float(g.norm()), 1e-300))
 
 
 def splits(trace: Trace, facts: Facts, rounding: float) -> bool:

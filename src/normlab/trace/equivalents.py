@@ -16,13 +16,14 @@ from normlab.trace.autograd import Weights
 from normlab.trace.compare import distance, laid_out, shaken, whole
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.facts.tokens import Arranged, Tokens, restarts
-from normlab.trace.functions import Functions
+from normlab.trace.facts.tokens import Arranged, Padding, Tokens, restarts
+from normlab.trace.functions import FunctionCall, Functions
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import Place, apart, first_calls, map_tensors, replaced, tensors_in
+from normlab.trace.tensors import Place, apart, copied_batch, first_calls, map_tensors, replaced, tensors_in
 from normlab.trace.trace import Trace
 
 DRAWS: Final = 3
+WHOLE: Final = (torch.int32, torch.int64)
 GENERATED: Final = 24
 """Number of tokens in a sequence that is generated with a cache; the first of them are read at once."""
 
@@ -33,17 +34,14 @@ def low_calls(step: StepUnderTest) -> tuple[Mapping[str, Any], float, bool]:
 
     Raises Unknown if all is in float32.
     """
-    trace, cast = step.plain, None
-    if step.setup.step is not None:
-        with suppress(Exception):
-            cast = step.twice[1].cast
+    trace, cast = step.plain, _autocast(step)
     inner = {path: module for path, module in trace.model.named_modules() if path}
     types, casts = {p.dtype for p in trace.model.parameters()}, set[torch.dtype]()
     device = next(trace.model.parameters()).device.type
 
     def keep(values: Any) -> Any:
         casts.update([torch.get_autocast_dtype(device)] if torch.is_autocast_enabled(device) else ())
-        return map_tensors(values, lambda _, x: x.detach().clone())
+        return copied_batch(values)  # objects too: a cache is filled by the call that it enters
 
     with torch.autocast(device, cast, enabled=cast is not None), first_calls(inner, keep) as calls:
         trace.once()
@@ -53,44 +51,89 @@ def low_calls(step: StepUnderTest) -> tuple[Mapping[str, Any], float, bool]:
     return calls, max(torch.finfo(t).eps for t in low), bool(casts)
 
 
+def _autocast(step: StepUnderTest) -> torch.dtype | None:
+    """Return the type of the autocast under which the user's step runs the model, if it does."""
+    if step.setup.step is not None:
+        with suppress(Exception):
+            return step.twice[1].cast
+    return None
+
+
 def roundings(step: StepUnderTest) -> Iterator[tuple[str, float, int]]:
     """Yield each module with the error of its first call in low precision, inner ones first, in units of what
     one rounding of its inputs and output causes, and its number of operations.
 
-    Raises Unknown if all is in float32.
+    A module that makes another choice in float32, such as other experts for a token, is left out: it then
+    computes another function, and how far apart two functions are is no matter of rounding. Raises Unknown if
+    all is in float32.
     """
     (calls, eps, cast), twins = low_calls(step), step.copy().float().eval()
     for path, (values, written) in calls.items():
         with suppress(Exception):  # a module may insist on its own dtype
             twin = twins.get_submodule(path)
             weights = dict(twin.named_parameters()) if cast else {}
-            yield path, *_ratio(twin, weights, values, _floating(written), eps)
+            wide = copied_batch(values, torch.float32)
+            plain, operations, choices = _run(twin, wide)
+            if choices and not _same(choices, _choices_in_low_precision(step, path, values)):
+                continue
+            moved = _moved_by_one_rounding(twin, weights, wide, eps)
+            yield path, _ratio(plain, moved, _floating(written), eps), max(operations, 1)
 
 
-def _ratio(
-    twin: nn.Module, weights: Weights, values: Any, written: list[Tensor], eps: float
-) -> tuple[float, int]:
-    operations: list[str] = []
-    wide = map_tensors(values, lambda _, x: x.float() if x.is_floating_point() else x)
+def _run(module: nn.Module, values: Any) -> tuple[list[Tensor], int, list[Tensor]]:
+    """Run a module on copies of its arguments. Return its outputs, how many functions it called, and what
+    it chose: the whole numbers that functions made of others, such as the experts with the largest scores.
+    """
+    operations, choices = 0, list[Tensor]()
+
+    def see(call: FunctionCall) -> None:
+        nonlocal operations
+        operations += 1
+        if any(x.is_floating_point() for _, x in tensors_in((call.args, call.kwargs))):
+            made = (x for _, x in tensors_in(call.result))
+            choices.extend(x.clone() for x in made if x.dtype in WHOLE)
+
+    args, keywords = apart(copied_batch(values))
+    with torch.no_grad(), Functions(see=see):
+        outputs = _floating(module(*args, **keywords))
+    return outputs, operations, choices
+
+
+def _choices_in_low_precision(step: StepUnderTest, path: str, values: Any) -> list[Tensor]:
+    """Return what a module of the user's model chooses when it is called again with these arguments."""
+    trace, cast = step.plain, _autocast(step)
+    device = next(trace.model.parameters()).device.type
+    with trace.running(), torch.autocast(device, cast, enabled=cast is not None):
+        return _run(trace.model.get_submodule(path), values)[2]
+
+
+def _same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def _moved_by_one_rounding(twin: nn.Module, weights: Weights, wide: Any, eps: float) -> list[list[Tensor]]:
+    """Return the outputs for inputs and weights that are each moved by a random rounding."""
     generator = torch.Generator().manual_seed(0)
 
-    def moved_by_one(_: Any, x: Tensor) -> Tensor:
+    def moved(_: Any, x: Tensor) -> Tensor:
         return shaken(x, eps, generator) if x.is_floating_point() else x
 
-    def run(weights: Any, read: Any) -> list[Tensor]:
-        args, keywords = apart(read)
-        return _floating(functional_call(twin, weights, args, keywords))
-
+    outputs = list[list[Tensor]]()
     with torch.no_grad():
-        with Functions(see=lambda call: operations.append(call.name)):
-            plain = run({}, wide)
-        moved = [run(*(map_tensors(x, moved_by_one) for x in (weights, wide))) for _ in range(DRAWS)]
+        for _ in range(DRAWS):
+            shaken_weights, read = (map_tensors(copied_batch(x), moved) for x in (weights, wide))
+            args, keywords = apart(read)
+            outputs.append(_floating(functional_call(twin, shaken_weights, args, keywords)))
+    return outputs
+
+
+def _ratio(plain: list[Tensor], moved: list[list[Tensor]], written: list[Tensor], eps: float) -> float:
     worst = 0.0
-    for i, (x, own) in enumerate(zip(plain, written, strict=False)):
-        if x.shape == own.shape and own.numel() > 1:
+    for i, (x, low) in enumerate(zip(plain, written, strict=False)):
+        if x.shape == low.shape and low.numel() > 1:
             fair = max(_apart(x, m[i]) for m in moved)
-            worst = max(worst, _apart(x, own) / math.hypot(fair, eps / 12**0.5))
-    return worst, max(len(operations), 1)
+            worst = max(worst, _apart(x, low) / math.hypot(fair, eps / 12**0.5))
+    return worst
 
 
 def _floating(values: Any) -> list[Tensor]:
@@ -122,6 +165,33 @@ def left_out(step: StepUnderTest, model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters that are declared frozen and that no state dict holds."""
     held = model.state_dict().keys()
     return {n: p for n, p in model.named_parameters() if n not in held and step.declare.is_frozen(n)}
+
+
+def places_along(facts: Facts, tokens: Tokens, padded: Padding) -> dict[str, Any]:
+    """Return which tokens are arranged anew, and at which places of the batch only: those of the tokens and
+    their mask, unless nothing else is as long.
+    """
+    widths = {padded.real.shape[1], padded.real.shape[1] + 1}
+    others = [t for t in facts.sources if t.place != tokens.place and t.entry.shape[1] in widths]
+    alone = tokens.place == facts.tokens.place and not others
+    return {"tokens": tokens, "only": () if alone else {tokens.place, padded.mask}}
+
+
+def with_more_padding(step: StepUnderTest, tokens: Tokens, padded: Padding) -> tuple[Trace, Trace] | None:
+    """Return the training step on the rows that hold padding, and the same with one more column of it; None
+    if the batch holds no such rows, or if the model does not run on them.
+    """
+    facts, more = step.facts, padded.arranged().get("more")
+    if more is None:
+        return None
+    where = places_along(facts, tokens, padded)
+    try:
+        as_it_is = step.training.again(batch=facts.rearranged(more._replace(columns=None), **where))
+        longer = step.training.again(batch=facts.rearranged(more, **where))
+        known = bool(torch.isfinite(as_it_is.loss)) and bool(torch.isfinite(longer.loss))
+    except Exception:  # a model of a fixed width, or of a fixed number of rows, accepts no other
+        return None
+    return (as_it_is, longer) if known else None
 
 
 def off_arranged(
@@ -285,8 +355,8 @@ def repeated(trace: Trace, width: int) -> Iterator[_Repeated]:
     for call in trace.functions("scaled_dot_product_attention", "softmax"):
         if call.name == "softmax":
             x = call.argument(0, "input")
-            if x.ndim == 4 and x.shape[-1] == x.shape[-2] == width:
-                yield _Repeated(call.module, x.detach(), None)
+            if x.ndim == 4 and x.shape[-2] == width and (scores := _of_tokens(x.detach())) is not None:
+                yield _Repeated(call.module, scores, None)
             continue
         q, k = call.argument(0, "query"), call.argument(1, "key")
         if q.ndim != 4 or q.shape[-2] != k.shape[-2] or q.shape[-2] != width:
@@ -295,6 +365,26 @@ def repeated(trace: Trace, width: int) -> Iterator[_Repeated]:
         if isinstance(bias, Tensor) and bias.is_floating_point():
             scores = scores + bias
         yield _Repeated(call.module, scores, call.argument(2, "value").detach())
+
+
+def _of_tokens(scores: Tensor) -> Tensor | None:
+    """Return the scores `[…, T, T]` of the tokens among `[…, T, S]`, which may hold sinks before or behind
+    them; None if these cannot be told apart.
+
+    The first query sees the first token and every sink, and no later token. Only differences between the
+    scores of a query mean anything, and code may take its largest off, such as that of a sink, so those of
+    tokens are counted from a sink's: what is left of them would be the rounding of what was taken off.
+    """
+    width, keys = scores.shape[-2:]
+    if keys <= width:
+        return scores if keys == width else None
+    seen = scores[..., 0, :].double().softmax(-1).flatten(0, -2).any(0)
+    later = (~seen).nonzero()[:, 0].tolist()
+    if len(later) != width - 1 or later != list(range(later[0], later[0] + width - 1)) or not later[0]:
+        return None
+    first = later[0] - 1
+    sink = 0 if first else keys - 1
+    return scores[..., first : first + width] - scores[..., sink, None]
 
 
 def stream_variation(trace: Trace, module: str, size: tuple[int, int]) -> float:

@@ -8,15 +8,17 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType
-from typing import Any, Final, NamedTuple
+from types import CodeType, FunctionType
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from normlab.errors import UserError
 from normlab.trace.autograd import Weights
 from normlab.trace.tensors import map_tensors, tensors_in
 
@@ -26,9 +28,8 @@ CASTS: Final = {Tensor.float, Tensor.half, Tensor.bfloat16}
 DROPOUTS: Final = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
 }  # fmt: skip
-CUTS: Final = {
-    Tensor.detach, torch.detach, Tensor.detach_, torch.detach_, inspect.getattr_static(Tensor, "data").__get__
-}  # fmt: skip
+DATA: Final = inspect.getattr_static(Tensor, "data")
+CUTS: Final = {Tensor.detach, torch.detach, Tensor.detach_, torch.detach_, DATA.__get__}
 """Functions that pass a tensor on without its graph."""
 OWN: Final = "Function.apply"
 """The name under which calls of autograd functions written in Python are recorded."""
@@ -73,7 +74,7 @@ class FunctionCall(NamedTuple):
         return bool(self.argument(4, "dropout_p", 0.0))
 
 
-class _FunctionMode(TorchFunctionMode, ABC):
+class FunctionMode(TorchFunctionMode, ABC):
     """Base of modes that see the functions of torch, including those that multi-head attention calls."""
 
     def __torch_function__(
@@ -90,7 +91,7 @@ class _FunctionMode(TorchFunctionMode, ABC):
         """Return what the function returns."""
 
 
-class Functions(_FunctionMode):
+class Functions(FunctionMode):
     """Runs a step's functions in float64 if ``exact``, and without dropout unless ``dropout``.
 
     In float64, casts to a narrower floating type become casts to float64, so a loss that calls
@@ -168,8 +169,10 @@ def _seen_through(func: FunctionType) -> FunctionType:
 
 
 @contextmanager
-def own_functions(see: Callable[[FunctionCall], None]) -> Iterator[None]:
-    """Inside this block, pass each call of an autograd function written in Python to ``see``."""
+def own_functions(see: Callable[[FunctionCall], Any]) -> Iterator[None]:
+    """Inside this block, pass each call of an autograd function written in Python to ``see``, which may
+    return another result.
+    """
     base = torch.autograd.Function
     own = base.__dict__["apply"]
 
@@ -179,8 +182,8 @@ def own_functions(see: Callable[[FunctionCall], None]) -> Iterator[None]:
             result = own.__func__(cls, *args, **kwargs)
         finally:
             RUNNING.pop()
-        see(FunctionCall(OWN, "", args, kwargs, result))
-        return result
+        other = see(FunctionCall(OWN, "", args, kwargs, result))
+        return result if other is None else other
 
     base.apply = classmethod(apply)  # type: ignore[assignment]
     try:
@@ -189,11 +192,51 @@ def own_functions(see: Callable[[FunctionCall], None]) -> Iterator[None]:
         base.apply = own  # type: ignore[method-assign]
 
 
-class Detachments(_FunctionMode):
+Which: TypeAlias = tuple[str, int]
+"""A call in a pass: the name of the function, and how many calls of it come before."""
+
+
+class Numbered(FunctionMode):
+    """Numbers the calls of each function in a pass, those of autograd functions among them, and passes each
+    to ``see``. Results in ``held`` stand in for what these calls return.
+    """
+
+    def __init__(
+        self,
+        *,
+        see: Callable[[Which, FunctionCall], None] | None = None,
+        held: Mapping[Which, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self._see, self._held, self._counts = see, held or {}, Counter[str]()
+        self._own = own_functions(self._replaced)
+
+    def __enter__(self) -> Numbered:
+        super().__enter__()
+        self._own.__enter__()
+        return self
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        self._own.__exit__(exc_type, exc_val, exc_tb)
+        super().__exit__(exc_type, exc_val, exc_tb)
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        return self._replaced(FunctionCall(getattr(func, "__name__", ""), "", args, kwargs, result))
+
+    def _replaced(self, call: FunctionCall) -> Any:
+        which = call.name, self._counts[call.name]
+        self._counts[call.name] += 1
+        if self._see is not None:
+            self._see(which, call)
+        return self._held.get(which, call.result)
+
+
+class Detachments(FunctionMode):
     """Sees where a step cuts its graph, by ``detach()``, ``data`` or ``no_grad()``, and undoes it where
     ``undone(module, file)`` says so, of the module that is running and the file whose code does it.
 
-    What is undone passes on the tensor itself, or computes with a graph; no number changes.
+    What is undone passes on a view of the tensor, or computes with a graph; no number changes.
     """
 
     def __init__(self, running: Callable[[], str], undone: Callable[[str, str], bool]) -> None:
@@ -201,8 +244,10 @@ class Detachments(_FunctionMode):
         self._running, self._undone = running, undone
         self._opened: list[tuple[str, str]] = []
         """Blocks without gradients that run with them now."""
-        self.seen: dict[tuple[str, str], None] = {}
-        """Module and file of each place that would have cut off something, in order."""
+        self.seen: dict[tuple[str, str], list[Tensor]] = {}
+        """Module and file of each place that would have cut off something, in order, with the tensors there
+        that have a graph now.
+        """
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch._C._set_grad_enabled:
@@ -210,11 +255,14 @@ class Detachments(_FunctionMode):
         if func in CUTS and args[0].requires_grad:
             where = self._running(), _calling_file()
             if self._undone(*where):
-                self.seen[where] = None
-                return args[0]
+                joined = args[0].view_as(args[0])
+                self.seen.setdefault(where, []).append(joined)
+                return joined
         result = func(*args, **kwargs)
-        if self._opened and any(x.requires_grad for _, x in tensors_in(result)):
-            self.seen[self._opened[-1]] = None
+        if self._opened:
+            live = [x for _, x in tensors_in(result) if x.requires_grad]
+            if live:
+                self.seen.setdefault(self._opened[-1], []).extend(live)
         return result
 
     def _switched(self, *, enabled: bool) -> None:
@@ -230,14 +278,8 @@ class Detachments(_FunctionMode):
 
 
 def _calling_file() -> str:
-    """Return the file whose code called into torch: the nearest that is neither torch's nor of this one."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module != __name__ and module.partition(".")[0] != "torch":
-            break
-        frame = frame.f_back
-    return frame.f_code.co_filename
+    """Return the file whose code called into torch."""
+    return _caller()[0].co_filename
 
 
 class Narrowings(TorchDispatchMode):
@@ -257,7 +299,7 @@ class Narrowings(TorchDispatchMode):
         return result
 
 
-class Preserve(_FunctionMode):
+class Preserve(FunctionMode):
     """Replaces each recorded tensor that is about to be written to by a copy through which the graph leads:
     the copy has the value and the gradient that the tensor had before.
     """
@@ -267,7 +309,7 @@ class Preserve(_FunctionMode):
         self._held = held
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        written = [*(args[:1] if _writes(func, kwargs) else ()), kwargs.get("out")]
+        written = [*(args[:1] if writes(func, kwargs) else ()), kwargs.get("out")]
         storages = {x.untyped_storage().data_ptr() for _, x in tensors_in(written)}
         copies: dict[int, Tensor] = {}
         for key, x in self._held.items() if storages else ():
@@ -279,11 +321,88 @@ class Preserve(_FunctionMode):
         return func(*args, **kwargs)
 
 
-def _writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
+class ReadOnly(FunctionMode):
+    """Refuses what would write to some tensors, given by the place of their numbers in memory with a name."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for _, x in tensors_in([*(args[:1] if writes(func, kwargs) else ()), kwargs.get("out")]):
+            is_wrapper = is_traceable_wrapper_subclass(x) or is_functorch_wrapped_tensor(x)
+            has_storage = x.layout is torch.strided and not is_wrapper
+            if has_storage and (name := self._names.get(x.untyped_storage().data_ptr())) is not None:
+                raise UserError(
+                    f"{name} is written to, and is too large for a copy to put back ({x.nbytes / 2**30:.1f} "
+                    "GiB): leave it out of what is handed over"
+                )
+        return func(*args, **kwargs)
+
+
+def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
     """Return whether a function of torch writes to its first argument."""
     name = getattr(func, "__name__", "")
     inplace = (name.endswith("_") and not name.startswith("_")) or bool(kwargs.get("inplace"))
     return inplace or name == "__setitem__" or (name.startswith("__i") and name not in READING)
+
+
+FILLS: Final = ("normal_", "uniform_", "zero_", "fill_")
+"""Methods of a tensor that draw it, or make it a constant, whatever it held."""
+CONSTANTS: Final = ("zero_", "fill_", "zeros_", "ones_", "constant_")
+
+
+class Write(NamedTuple):
+    """One write to a parameter: the function of torch, and the user's function that called it."""
+
+    function: str
+    by: CodeType
+    is_plain: bool
+    """Whether it is a draw or a constant of ``torch.nn.init``, or one of ``FILLS``."""
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it makes all entries one number."""
+        return self.is_plain and self.function in CONSTANTS
+
+
+class Writes(FunctionMode):
+    """Records what user code writes to whole parameters, by their places in memory; what modules of torch
+    start with is left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[int, list[Write]] = {}
+        self._data: dict[int, tuple[Tensor, nn.Parameter]] = {}
+        """What ``data`` of a parameter returned, with that parameter."""
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target = args[0] if args else kwargs.get("tensor")
+        if id(target) in self._data:
+            target = self._data[id(target)][1]
+        result = func(*args, **kwargs)
+        if isinstance(target, nn.Parameter):
+            if func == DATA.__get__:
+                self._data[id(result)] = result, target
+            elif writes(func, kwargs) or func == DATA.__set__:
+                by, through = _caller()
+                if not any(module.startswith("torch.nn.modules") for module in through):
+                    is_plain = "torch.nn.init" in through or func.__name__ in FILLS
+                    self.seen.setdefault(id(target), []).append(Write(func.__name__, by, is_plain))
+        return result
+
+
+def _caller() -> tuple[CodeType, set[str]]:
+    """Return the nearest function that is neither torch's nor of this file, and the modules in between."""
+    frame, through = sys._getframe(1), set[str]()
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module != __name__ and module.partition(".")[0] != "torch":
+            break
+        through.add(module)
+        frame = frame.f_back
+    return frame.f_code, through
 
 
 class ParameterReading(NamedTuple):
@@ -297,7 +416,7 @@ class ParameterReading(NamedTuple):
     """The result minus what the function returns if only this parameter has its other value."""
 
 
-class Readings(_FunctionMode):
+class Readings(FunctionMode):
     """Passes each reading of the parameters in ``others`` (other values by path) to ``see``.
 
     The result of a function of parameters alone, such as a cast, a view or a product of two of them, counts
@@ -324,7 +443,7 @@ class Readings(_FunctionMode):
         name = getattr(func, "__name__", "")
         given = [x for _, x in tensors_in((args, kwargs))]
         known = {id(x): x for x in given if id(x) in self._known}
-        if not known or _writes(func, kwargs) or kwargs.get("out") is not None:
+        if not known or writes(func, kwargs) or kwargs.get("out") is not None:
             return result  # a second call would write again
 
         def other(*ids: int) -> Any:

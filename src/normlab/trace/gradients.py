@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normlab.trace.autograd import gradients_in
+from normlab.trace.autograd import gradients_in, trainable
 from normlab.trace.compare import distance
-from normlab.trace.functions import OWN, FunctionCall
+from normlab.trace.facts import Unknown
+from normlab.trace.facts.targets import RECORDED, FunctionInput
+from normlab.trace.functions import OWN, FunctionCall, Functions
 from normlab.trace.starts import is_of_library
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import later_counts
-from normlab.trace.trace import Trace
+from normlab.trace.tensors import Tap, later_counts
+from normlab.trace.trace import Trace, recomputing
 
 STEPS: Final = (1e-5, 1e-6, 1e-7)
 """Relative changes of the weights that are tried for central differences, until two sizes agree."""
@@ -102,13 +104,23 @@ class Along:
         return moved if attached.disagrees else attached
 
     def first_wrong(self, modules: Iterable[str]) -> str:
-        """Return the last parameter, as modules finish, whose gradient is not the derivative."""
+        """Return the last parameter, as modules finish, whose gradient is not the derivative: the first on
+        the way back.
+        """
+        return self._one_wrong(modules, backwards=True)
+
+    def last_wrong(self, modules: Iterable[str]) -> str:
+        """Return the last one on the way back."""
+        return self._one_wrong(modules, backwards=False)
+
+    def _one_wrong(self, modules: Iterable[str], *, backwards: bool) -> str:
         done = {module: i for i, module in enumerate(modules)}
-        names = sorted(self.gradients, key=lambda n: done.get(n.rpartition(".")[0], -1))
-        while len(names) > 1:
-            late = names[len(names) // 2 :]
-            names = late if self.compare(late).disagrees else names[: len(names) // 2]
-        return names[0]
+        order = sorted(self.gradients, key=lambda n: done.get(n.rpartition(".")[0], -1))
+        order = order[::-1] if backwards else order
+        while len(order) > 1:
+            half = (len(order) + 1) // 2
+            order = order[:half] if self.compare(order[:half]).disagrees else order[half:]
+        return order[0]
 
 
 def _numbers(calls: Iterable[FunctionCall]) -> list[Tensor]:
@@ -122,6 +134,11 @@ Found = Mapping[str, Tensor | None]
 HARMLESS: Final = ("from this batch", "by symmetry", "as experts of other tokens", "as a library builds them")
 """Why a parameter of a sound model may get no gradient."""
 IDLE, CUT = "its module never runs", "the loss does not depend on it, or is cut off"
+SHIFTS: Final = (1, 3, 5, 7)
+"""By how many entries parameters are rolled, one after the other, for other weights of the same sizes."""
+JOINS: Final = ("Cat", "Stack")
+TAKES: Final = ("Select", "Slice", "Split", "Unbind", "Index", "Gather", "MaskedSelect")
+"""Beginnings of the names of graph nodes that join tensors, and of those that take a part of one."""
 HEAD: Final = 4
 """The smallest width of a part of a matrix: a head, half of a gate, a third of a fused projection."""
 
@@ -135,15 +152,15 @@ def silent_parameters(step: StepUnderTest) -> tuple[Found, Mapping[str, str]]:
     trace, found = step.training, step.training.gradients
     if step.draws:  # a block that this draw skips gets one in evaluation
         found = _filled(found, step.exact.gradients)
-    dead = [n for n in _none_of(found, found, step.rounding) if not step.declare.is_frozen(n)]
+    dead = [n for n in only_rounding(found, found, step.rounding) if not step.declare.is_frozen(n)]
     if dead:
-        dead = _none_of(trace.again(weights=_stepped(trace)).gradients, dead, step.rounding)
+        dead = only_rounding(trace.again(weights=_stepped(trace)).gradients, dead, step.rounding)
     never, own = dead, trace.parameters
-    for places in (1, 3, 5, 7):
+    for shift in SHIFTS:
         if never:
-            rolled = {n: p.roll(places) for n, p in own.items() if p.is_floating_point()}
+            rolled = {n: p.roll(shift) for n, p in own.items() if p.is_floating_point()}
             other = trace.again(weights=rolled).gradients
-            never, found = _none_of(other, never, step.rounding), _filled(found, other)
+            never, found = only_rounding(other, never, step.rounding), _filled(found, other)
     ran = {e.module for e in trace.events if any(x.numel() for x in e.inputs)} if never else set()
 
     def reason(name: str) -> str:
@@ -151,7 +168,7 @@ def silent_parameters(step: StepUnderTest) -> tuple[Found, Mapping[str, str]]:
         idle = name.rpartition(".")[0] not in ran
         if name not in never:
             return batch
-        if not _none(found[name]) and not _moves_loss(step, name, own[name]):
+        if _is_cancelled(step.training, name, found[name]) and not _moves_loss(step, name, own[name]):
             return symmetry
         if idle and _is_expert(step, name, found):
             return expert
@@ -183,8 +200,8 @@ def _filled(found: Found, other: Found) -> Found:
     return {n: other[n] if _none(g) else g for n, g in found.items()}
 
 
-def _none_of(found: Found, among: Iterable[str], rounding: float) -> list[str]:
-    """Return the parameters whose gradient is nothing but rounding."""
+def only_rounding(found: Found, among: Iterable[str], rounding: float) -> list[str]:
+    """Return the parameters whose gradient is missing, or nothing but rounding."""
     sizes = {n: 0.0 if g is None else float(g.norm()) for n, g in found.items()}
     least = 1e-3 * rounding * max(sizes.values(), default=0.0)
     return [n for n in among if sizes[n] <= least]
@@ -192,16 +209,142 @@ def _none_of(found: Found, among: Iterable[str], rounding: float) -> list[str]:
 
 def _moves_loss(step: StepUnderTest, name: str, p: Tensor) -> bool:
     """Return whether the loss depends on a parameter; a bias of keys does not count: softmax cancels it."""
-    moved = p + p.roll(1) + torch.linspace(-1, 1, p.numel()).reshape(p.shape).to(p)
-    return distance(step.training.loss, step.training.again(weights={name: moved}).loss) > step.rounding
+    moved = step.training.again(weights={name: _other_value(p)})
+    return distance(step.training.loss, moved.loss) > step.rounding
+
+
+def _other_value(p: Tensor) -> Tensor:
+    return p + p.roll(1) + torch.linspace(-1, 1, p.numel()).reshape(p.shape).to(p)
+
+
+class TrainedByOthers(NamedTuple):
+    """Parameters that the logits depend on, and that only other terms of the loss than their cross-entropy
+    give a gradient.
+    """
+
+    reached: list[str]
+    """Those that the logits are computed from: their cross-entropy reaches them with nothing but rounding."""
+    unreached: list[str]
+    """Those that only decide what is computed, such as a router whose choice has no weight."""
+
+
+def trained_by_others(step: StepUnderTest) -> TrainedByOthers:
+    """Return the parameters that only other terms of the loss train, although the logits depend on them.
+
+    Other weights choose other experts, and cancel no gradient by chance: a parameter counts if its gradient
+    through the logits is rounding at all of them. Raises Unknown without logits.
+    """
+    trace, places = step.training, step.facts.scored_places
+    _ = step.facts.logits
+    through = through_logits(trace, places)
+    total = trace.gradients
+    untrained = set(only_rounding(total, total, step.rounding))
+    names = [n for n in only_rounding(through, through, step.rounding) if n not in untrained]
+    names = [n for n in names if not step.declare.is_frozen(n)]
+    values = trace.parameters
+    for shift in SHIFTS:
+        if names:
+            rolled = {n: p.roll(shift) for n, p in values.items() if p.is_floating_point()}
+            names = only_rounding(through_logits(trace.again(weights=rolled), places), names, step.rounding)
+    names = [n for n in names if _moves_logits(step, n, values[n])]
+    reached = [n for n in names if through[n] is not None]
+    return TrainedByOthers(reached, [n for n in names if n not in reached])
+
+
+def _moves_logits(step: StepUnderTest, name: str, p: Tensor) -> bool:
+    moved = step.training.again(weights={name: _other_value(p)})
+    return distance(step.logits(step.training), step.logits(moved)) > step.rounding
+
+
+def through_logits(trace: Trace, places: Sequence[Tap | FunctionInput]) -> Found:
+    """Return the gradient that each parameter gets through the logits at these places; None for one that
+    they are not computed from.
+
+    An autograd function may attach the gradient of another term on the way back (an auxiliary loss). That
+    does not grow with the gradient that arrives there, so the difference of two and one times it is free of
+    it.
+    """
+    taps = tuple(place for place in places if isinstance(place, Tap))
+    mode = Functions(exact=trace.exact, dropout=trace.dropout)
+    parameters = trainable(trace.model)
+    with trace.again(taps=taps).with_graph(functions=RECORDED) as passed, recomputing(trace.model, mode):
+        tensors = [passed.taps[tap] for tap in taps]
+        for place in places:
+            if isinstance(place, FunctionInput):
+                tensors += place.read_by(passed, trace.model)
+        logits = list({id(x): x for x in tensors}.values())
+        if passed.loss is None or not logits:
+            raise Unknown("the loss is computed differently after the change")
+        slopes = gradients_in(passed.loss, logits, trace.model, retain_graph=True)
+        pairs = zip(logits, slopes, strict=True)
+        along = torch.stack([(x * g).sum() for x, g in pairs if g is not None]).sum()
+        own = list(parameters.values())
+        once, twice = (gradients_in(k * along, own, trace.model, retain_graph=True) for k in (1, 2))
+    found = dict[str, Tensor | None]()
+    once.reverse()
+    twice.reverse()
+    for name in parameters:  # what is done with is let go: each set is twice a model in float32
+        a, b = once.pop(), twice.pop()
+        found[name] = None if a is None or b is None else b - a
+    return found
+
+
+def _is_cancelled(trace: Trace, name: str, gradient: Tensor | None) -> bool:
+    """Return whether parts of a parameter's gradient may cancel: it has one, or its module's output
+    has. The last bias of a critic shifts all scores, of which the loss takes differences.
+    """
+    if gradient is None or gradient.any():
+        return gradient is not None
+    module = name.rpartition(".")[0]
+    with trace.with_graph(events=True) as passed:
+        outputs = [x for e in passed.events if e.module == module for x in e.outputs if x.requires_grad]
+        if passed.loss is None or not outputs:
+            return False
+        return any(not _none(gradient) for gradient in gradients_in(passed.loss, outputs, trace.model))
+
+
+def constant_terms(loss: Tensor) -> int:
+    """Return how many terms of a loss that is a sum have no gradient: numbers, and tensors cut off."""
+    count, ahead = 0, [(loss.grad_fn, False)]
+    while ahead:
+        node, is_taken = ahead.pop()
+        if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
+            continue  # nothing says what somebody's own function computes
+        saved = [value for value in _saved_by(node) if isinstance(value, Tensor)]
+        if any(x.requires_grad for x in saved):
+            continue  # its derivative is not the same everywhere, so its arguments are no terms
+        terms, name = [term for term, _ in node.next_functions], type(node).__name__
+        # of what is joined, the part that is not taken again is no term
+        is_sum = len(terms) > 1 and not (is_taken and name.startswith(JOINS))
+        if is_sum and not saved:  # a product with a constant saves that
+            count += terms.count(None)
+        ahead += [(term, is_taken or name.startswith(TAKES)) for term in terms]
+    return count
+
+
+def _saved_by(node: Any) -> Iterator[Any]:
+    """Yield what a node of a graph keeps for its backward pass."""
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            value = getattr(node, name)
+            yield from value if isinstance(value, (tuple, list)) else (value,)
 
 
 def _is_expert(step: StepUnderTest, name: str, found: Found) -> bool:
-    """Return whether it is in one of a block's numbered alternatives, of which others get a gradient."""
+    """Return whether it is in one of a block's numbered alternatives, of which others get a gradient.
+
+    An expert of other tokens gets none in any of its parameters.
+    """
     parts, blocks = name.split("."), {b.path for b in step.facts.blocks}
-    numbers = [i for i, x in enumerate(parts) if x.isdigit() and ".".join(parts[: i + 1]) not in blocks]
-    globs = [".".join([*parts[:i], "*", *parts[i + 1 :]]) for i in numbers]
-    return any(fnmatchcase(n, glob) and not _none(g) for n, g in found.items() for glob in globs)
+    reached = [n for n, g in found.items() if not _none(g)]
+    for i, part in enumerate(parts):
+        path = ".".join(parts[: i + 1])
+        if not part.isdigit() or path in blocks or any(n.startswith(f"{path}.") for n in reached):
+            continue
+        glob = ".".join([*parts[:i], "*", *parts[i + 1 :]])
+        if any(fnmatchcase(n, glob) for n in reached):
+            return True
+    return False
 
 
 def _stepped(trace: Trace) -> dict[str, Tensor]:

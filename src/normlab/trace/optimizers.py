@@ -24,13 +24,18 @@ from normlab.trace.copies import copied_model, lead_to_copies
 from normlab.trace.dry_run import groups_of, parameters_of, sample
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
-from normlab.trace.tensors import map_tensors, tensors_in, unwrap
+from normlab.trace.reach import deep_copy
+from normlab.trace.tensors import Place, map_tensors, rows_of, tensors_in, unwrap
 
 if TYPE_CHECKING:
     from normlab.trace.step_under_test import StepUnderTest
 
 SIMULATED: Final = 8_000
 """How many rates of single groups are computed step by step, in about a tenth of a second."""
+STEPS: Final = 8
+"""How many whole steps are taken where one is not enough."""
+FOLLOWED: Final = 4
+"""After how many steps rates are looked at, to see whether each step multiplies them."""
 HORIZON: Final = 100_000
 """How many steps of a schedule are followed if its author does not declare their number."""
 
@@ -99,6 +104,13 @@ class Moved(Held):
             apart, left = sample(kept[name]) - sample(other._kept[name]), other.change - self.change
             stuck &= (apart - left).abs() >= torch.minimum(apart.abs(), left.abs())  # no nearer than nothing
         return int(stuck.sum()), int(live.sum())
+
+    def moves_expected(self, wide: Moved) -> float:
+        """Return how many entries would move in a step if each update were rounded up or down at random,
+        without bias. ``wide`` is the same step without rounding.
+        """
+        spacing = torch.finfo(self.parameter.dtype).eps * self.before.abs().clamp_min(1e-300)
+        return float((wide.change.abs() / spacing).clamp_max(1).sum())
 
     @property
     def _kept(self) -> dict[str, Tensor]:
@@ -209,8 +221,9 @@ def factors(step: StepUnderTest) -> tuple[float, ...]:
         fewer = int(part.counted.sum()) / int(asked.counted.sum())
         rounding = max(asked.rounding, part.rounding)
         if isclose(less, fewer, rel_tol=rounding) and not isclose(less, 1, rel_tol=rounding):
-            wide = map_tensors(step.batch, lambda _, x: x.double() if x.is_floating_point() else x)
-            whole = step.exact.again(batch=wide if step.is_exact else step.batch)
+            batch = step.batch if step.steps_another_batch else step.stepped
+            wide = map_tensors(batch, lambda _, x: x.double() if x.is_floating_point() else x)
+            whole = step.exact.again(batch=wide if step.is_exact else batch)
             return 1.0, 1 / float(Facts(whole, step.declare).targets.weight.sum())
     return (1.0,)
 
@@ -228,6 +241,78 @@ def first_step(step: StepUnderTest, *, exact: bool = False) -> list[Moved]:
         change = (y - x).masked_fill(y == x, 0)  # infinity may stay unmoved, as in a mask
         moved.append(Moved(**vars(h), before=x, gradient=g, change=change, state=state))
     return moved
+
+
+def unmoved(step: StepUnderTest) -> set[str]:
+    """Return the parameters that several steps at the schedule's peak leave as they were, bit for bit.
+
+    The steps are taken in turn on the batch and on each half of its rows, if the model runs on those, so that
+    no gradient is small by chance in all of them.
+    """
+    run, rates = step.rehearsal(plain=True), step.rates.peaks
+    every = held(run.model, run.optimizers)
+    before = [h.parameter.detach().clone() for h in every]
+    batches = [step.stepped, *_halves(step.stepped)]
+    for i in range(STEPS):
+        try:
+            run.run(batches[i % len(batches)], rates=rates)
+        except Exception:  # a model may accept one number of rows alone
+            batches = [step.stepped]
+            run.run(step.stepped, rates=rates)
+    return {h.name for h, x in zip(every, before, strict=True) if torch.equal(h.parameter, x)}
+
+
+def _halves(batch: Any) -> list[Any]:
+    rows = rows_of(batch)
+    if rows < 2:
+        return []
+    halves: list[Any] = []
+    for part in (slice(None, rows // 2), slice(rows // 2, None)):
+        halves.append(map_tensors(batch, partial(_rows_in, rows=rows, part=part)))
+    return halves
+
+
+def _rows_in(_: Place, x: Tensor, rows: int, part: slice) -> Tensor:
+    return x[part] if x.ndim and len(x) == rows else x
+
+
+def rates_by_themselves(step: StepUnderTest) -> Iterator[list[float]]:
+    """Yield each group's rate, as a share of the scheduled one, at first and after each of a few steps of
+    optimizers and scheduler alone, with random gradients.
+    """
+    model, optimizers, scheduler = copied(step.setup)
+    groups, course = groups_of(optimizers), step.rates.rates
+    draw = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=draw).to(p)
+    yield [1.0 for _ in groups]
+    for planned in course[:FOLLOWED] if scheduler is not None else course * FOLLOWED:
+        if not all(map(_steps, optimizers)):
+            return
+        yield _shares(groups, planned)
+        if scheduler is not None:
+            scheduler.step()
+
+
+def rates_in_own_step(step: StepUnderTest) -> Iterator[list[float]]:
+    """Yield the same for whole steps of the user's own, without a scheduler."""
+    run, (planned,) = step.rehearsal(), step.rates.rates
+    yield [1.0 for _ in planned]
+    for _ in range(FOLLOWED):
+        run.run(step.stepped, rates=())
+        yield _shares(groups_of(run.optimizers), planned)
+
+
+def _shares(groups: Iterable[Mapping[str, Any]], planned: Sequence[float]) -> list[float]:
+    return [float(group["lr"]) / rate if rate else 1.0 for group, rate in zip(groups, planned, strict=True)]
+
+
+def factor_of_each(shares: Sequence[float]) -> float:
+    """Return the factor by which each of these numbers differs from the one before; 1 if there is no such."""
+    if min(shares) <= 0:
+        return 1.0
+    each = [after / before for before, after in pairwise(shares)]
+    return each[0] if each and isclose(min(each), max(each), rel_tol=1e-6) else 1.0
 
 
 def _sgd(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
@@ -329,6 +414,11 @@ class Rates(NamedTuple):
         return low > 0 and rise > 1e-6 * tail[0] and max(b - a for a, b in pairwise(tail[low:])) < rise / 2
 
     @property
+    def rises_to_the_end(self) -> bool:
+        """Whether the last rate is above all others."""
+        return len(self.top) > 1 and self.top[-1] > max(self.top[:-1]) * (1 + 1e-9)
+
+    @property
     def periodic(self) -> bool:
         """Whether its class is cyclic, or it declares no end and climbs back to half its peak twice."""
         parts = getattr(self.scheduler, "_schedulers", [self.scheduler])
@@ -366,10 +456,10 @@ def copied(
         with _refused_by(model):
             model = copied_model(model, memo)
             optimizers = [copy.deepcopy(o, memo) if hollow else twin_of(o, memo) for o in ready]
-            bound = copy.deepcopy(bound, memo)
+            bound = deep_copy(bound, memo)
     else:
         with _refused_by(model):
-            model, bound = copied_model(model, memo), copy.deepcopy(bound, memo)
+            model, bound = copied_model(model, memo), deep_copy(bound, memo)
         made = made_by("optimizer(model)", setup.optimizer, model, "param_groups")
         optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
     if scheduler is not None and bound is None:
@@ -400,7 +490,7 @@ def uncopyable(model: nn.Module) -> str:
             if name in ("_parameters", "_buffers", "_modules"):
                 continue
             try:
-                copy.deepcopy(value)
+                deep_copy(value)
             except Exception:
                 return f"{path}.{name}".strip(".")
     return ""
@@ -471,6 +561,12 @@ def rates_of(setup: Setup) -> Rates:
             numbers.append(i)
             rates.append([float(rate) for rate in form()])
     return Rates(numbers, rates, ended, scheduler)
+
+
+def steps_taken(optimizers: Iterable[Any]) -> int:
+    """Return how many steps the optimizers' states have counted; 0 if they count none."""
+    states = (state for o in optimizers if isinstance(o, Optimizer) for state in o.state.values())
+    return max((int(state["step"]) for state in states if "step" in state), default=0)
 
 
 def resumed(setup: Setup) -> tuple[list[float], list[float]]:

@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from normlab.trace.tensors import Side, forward_hooks
+from normlab.trace.autograd import Weights
+from normlab.trace.copies import put_back_weights, same_bits, weights_apart
+from normlab.trace.tensors import Side, forward_hooks, is_zero
 from normlab.trace.trace import Trace
 
 
-def rewritten(trace: Trace) -> dict[str, str]:
+def rewritten(trace: Trace, weights: Weights | None = None) -> dict[str, str]:
     """Return the parameters that the pass of a step changes, each with the innermost module that was running.
 
     The bits are compared, since a write through ``data`` leaves no other mark. Parameters that are zero have
-    small draws in this pass, or a factor on them would not show. The model stays as it is.
+    small draws in this pass, or a factor on them would not show. The model stays as it is: ``weights`` hold
+    its parameters' values in tensors that the pass does not reach; without them, these are copied.
     """
+    own = weights_apart(trace.model, None) if weights is None else weights
     draw = torch.Generator().manual_seed(0)
-    before = {name: p.data for name, p in trace.model.named_parameters()}
-    for name, x in before.items():
-        if x.is_floating_point() and not x.any():
-            before[name] = torch.randn(x.shape, generator=draw).mul_(0.02).to(x)
-    guarded = trace.again(weights=before, rewritten=frozenset(before))
-    changed = _left_by(guarded, before)
-    if not changed:
-        return {}
+    drawn = {
+        name: torch.randn(x.shape, generator=draw).mul_(0.02).to(x)
+        for name, x in own.items()
+        if x.is_floating_point() and is_zero(x)
+    }
+    before = {**own, **drawn}
+    # a pass may write to what was drawn, so each has a copy of it
+    passing = trace.again(weights=drawn, rewritten=frozenset(drawn))
+    written = own  # all of them, if the pass raises
+    try:
+        changed = _left_by(passing, before)
+        written = {name: own[name] for name in changed}
+        put_back_weights(trace.model, written)
+        return _places(passing, before, changed) if changed else {}
+    finally:
+        put_back_weights(trace.model, written)
 
+
+def _places(trace: Trace, before: Weights, changed: Collection[str]) -> dict[str, str]:
+    """Return the module in which each of these parameters changes first."""
     places: dict[str, str] = {}
     running: list[str] = []
     now = dict(trace.model.named_parameters())
 
     def look(path: str, side: Side, _: Any) -> None:
-        for name in changed.keys() - places.keys():
-            if not _same(now[name], before[name]):
+        for name in set(changed) - places.keys():
+            if not same_bits(now[name], before[name]):
                 places[name] = running[-1] if running else ""
         if side == "input":
             running.append(path)
@@ -42,7 +57,7 @@ def rewritten(trace: Trace) -> dict[str, str]:
             running.pop()
 
     with forward_hooks(dict(trace.model.named_modules()), look):
-        guarded.once()
+        trace.once()
     return {name: places.get(name, "") for name in changed}
 
 
@@ -52,12 +67,7 @@ def left_by(trace: Trace) -> dict[str, Tensor]:
     return _left_by(trace, before) if before else {}
 
 
-def _left_by(trace: Trace, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _left_by(trace: Trace, before: Weights) -> dict[str, Tensor]:
     with trace.with_graph(graph=False):
         now = dict(trace.model.named_parameters())
-        return {n: now[n].detach().clone() for n, x in before.items() if not _same(now[n], x)}
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal; what is not a number equals itself."""
-    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+        return {n: now[n].detach().clone() for n, x in before.items() if not same_bits(now[n], x)}

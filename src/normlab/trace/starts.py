@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Final, NamedTuple
 
@@ -19,10 +17,13 @@ from torch import Tensor, nn
 
 from normlab.setups.setup import Setup, shown
 from normlab.trace.autograd import Weights
+from normlab.trace.budget import require_time
 from normlab.trace.compare import awake_step, distance
-from normlab.trace.copies import copied_model
+from normlab.trace.copies import copied_model, proof_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, settings, shared
+from normlab.trace.functions import Write, Writes
+from normlab.trace.reach import is_installed
 from normlab.trace.restore import same_globals, same_random_state
 from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace
@@ -121,6 +122,31 @@ class _Unlike(NamedTuple):
     z: float
     path: str
     how: str
+
+
+class Replaced(NamedTuple):
+    """A parameter whose start was replaced, with the function that gave it and the one that replaced it."""
+
+    path: str
+    by: str
+    instead_of: str
+
+
+def _replaced(path: str, p: Tensor, writes: Sequence[Write]) -> Replaced | None:
+    """Return by what a start of a parameter's own was replaced, or None.
+
+    Such a start is computed, or it is a constant of a matrix, which its class draws otherwise. Another
+    function of the user's draws the parameter anew, or makes it a constant, as it does with every other.
+    """
+    last = writes[-1] if writes else None
+    if last is None or not last.is_plain or is_installed(last.by.co_filename):
+        return None
+    for write in writes[:-1]:
+        computed = not write.is_plain
+        kept_constant = write.is_constant and p.ndim > 1 and not last.is_constant
+        if (computed or kept_constant) and write.by is not last.by:
+            return Replaced(path, last.by.co_qualname, write.by.co_qualname)
+    return None
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
@@ -222,12 +248,6 @@ def from_library(one: object) -> bool:
     return source is not None and is_installed(source)
 
 
-def is_installed(file: str) -> bool:
-    """Return whether a file of code came with an installed package."""
-    homes = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
-    return any(home in Path(file).resolve().parents for home in homes)
-
-
 def is_of_library(model: nn.Module, path: str) -> bool:
     """Return whether the class of a module, torch's aside, is an installed library's and unchanged, as are
     all around it up to the user's own classes, and no library's class is around those.
@@ -265,13 +285,29 @@ class Fresh:
         return None
 
     def exact(self, like: Trace) -> Trace | None:
-        """Return the same step in float64, on the model as its class draws it; None if it does not run."""
+        """Return the same step in float64, on the model as its class draws it; None if it does not run there,
+        or if no copy of that model is proven to run by itself.
+        """
         if self.of_class is None:
             return None
         with suppress(Exception):
-            step = awake_step(like, copied_model(self.of_class))
+            if proof_of(self.of_class, like.batch, like.loss_of).refusal:
+                return None
+            step = awake_step(like, lambda: copied_model(self.of_class))
             return step if step.exact else None
         return None
+
+    @cached_property
+    def replaced(self) -> list[Replaced]:
+        """The parameters that ``make()`` gives a start of their own and then draws like any other; none
+        without it.
+        """
+        if self._make is None:
+            return []
+        with same_random_state(SEEDS[0]), same_globals(), Writes() as writes:
+            made = self._made()
+        found = ((name, p, writes.seen.get(id(p), [])) for name, p in made.named_parameters())
+        return [one for name, p, seen in found if (one := _replaced(name, p, seen)) is not None]
 
     def has_setting(self, path: str, name: str, value: Any) -> bool | None:
         """Return whether a newly made model gives this setting to one of its modules; None if unknown."""
@@ -328,11 +364,13 @@ class Fresh:
             return self._made()
 
     def _configured(self) -> nn.Module:
+        require_time()
         return type(self._model)(copy.deepcopy(self._model.config))
 
     def _made(self) -> nn.Module:
         if self._make is None:
             raise Unknown("nothing says how the model is drawn: pass make=, a function that builds it")
+        require_time()
         if not isinstance(made := self._make(), nn.Module):
             raise Unknown(f"make() returned {shown(made)}, and must return a model")
         return unwrap(made)  # as the model under test: names count without those of wrappers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,11 +13,17 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
 
+from normlab.base.memory import available_bytes, gibibytes
+from normlab.base.units import count
 from normlab.errors import UserError, in_one_line
-from normlab.setups.setup import Setup
+from normlab.setups.setup import Loss, Setup
 from normlab.setups.step import plain_step, require_one_number
+from normlab.trace import compare
+from normlab.trace.budget import Cost, Deadline, OutOfTimeError, passes_until
 from normlab.trace.compare import (
     Located,
     Part,
@@ -24,29 +31,45 @@ from normlab.trace.compare import (
     awake_step,
     blame,
     distance,
-    part_of,
+    first_rows,
+    positions_in,
     rounding_of,
-    small_part,
+    small_parts,
     why_inexact,
 )
-from normlab.trace.copies import Proof, copied_model, proof_of
+from normlab.trace.copies import Proof, copied_model, proof_of, weights_apart
 from normlab.trace.dry_run import SEED, DryRun, ObservedStep
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.compared import Compared, compared
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import Scaled, scaled_streams, stream_of
-from normlab.trace.facts.targets import Targets, tapped
+from normlab.trace.facts.targets import Logits, Targets, tapped
+from normlab.trace.facts.twins import Twins, find_twins
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.functions import Narrowings
 from normlab.trace.optimizers import Rates, copied, held, made_by, rates_of, rebound
 from normlab.trace.rewrites import rewritten
 from normlab.trace.starts import Fresh, constant, parameters_of
-from normlab.trace.tensors import Place, Tap, map_tensors, place_name, refusal, replaced, unwrap
+from normlab.trace.tensors import (
+    Place,
+    Tap,
+    map_tensors,
+    numbers_in,
+    place_name,
+    refusal,
+    replaced,
+    rows_of,
+    tensors_in,
+    unwrap,
+)
 from normlab.trace.trace import Trace
 
 LARGE_MODEL: Final = 50_000_000
 """Number of parameters up to which an optimizer's states are copied in float64."""
 EXACT: Final = 1e-9
 """Relative difference that rounding may leave in float64 after some hundred layers."""
+PASSES_OF_CHECK: Final = 250
+"""About how many passes all properties take together."""
 SMALL: Final = 2.0**-40
 """Factor that makes gradients too small for any clipping; a power of two rounds nothing."""
 
@@ -58,23 +81,50 @@ class StepUnderTest:
     dropout: parameters that are zero hold small draws there, so no branch is silent.
     """
 
-    def __init__(self, setup: Setup, *, budget_s: float = 60.0) -> None:
+    def __init__(self, setup: Setup, *, budget_s: float = 60.0, started: float | None = None) -> None:
         self.setup, self.declare, self.batch = setup.by_wrapped(), setup.declare, setup.batch
         self.model = unwrap(setup.model)
         self.size = sum(p.numel() for p in self.model.parameters())
-        self.started, self.budget_s = time.monotonic(), budget_s
+        self.started, self.budget_s = time.monotonic() if started is None else started, budget_s
         self.loss_of = self.setup.loss_of
         self.rewritten: dict[bool, dict[str, str]] = {False: {}, True: {}}
         """By mode, the parameters that the forward pass writes to, and the modules that do so."""
+        self._why_whole = ""
         self._group = ""
 
     # ------------------------------------------------------------------------------------------- copies
 
     @cached_property
+    def _parts(self) -> list[Any]:
+        """Parts of the batch to try in its place; none if it is small enough for the model, or if the step
+        does not allow another one.
+        """
+        if "batch" in self.setup.cannot:
+            return []
+        return small_parts(self.batch, self.size, self._positions)
+
+    @cached_property
+    def _positions(self) -> float:
+        """How often a pass of the whole batch uses each parameter, on average.
+
+        That is the number of ids, if the model reads ids. In what numbers are in a batch besides, such as the
+        pixels of images, the model may see any number of positions: these are counted on a part.
+        """
+        known = float(positions_in(self.batch))
+        most = numbers_in(self.batch) * self.size
+        if known * self.size > compare.LARGE or most <= compare.LARGE or not self.size:
+            return known
+        counter = FlopCounterMode(display=False)
+        every = frozenset(name for name, _ in self.model.named_parameters())
+        with suppress(Exception), counter:  # the model may not run on two rows
+            Trace(self.model, first_rows(self.batch), self.loss_of, rewritten=every).once()
+        per_row = counter.get_total_flops() / 2 / min(2, rows_of(self.batch))
+        return max(known, per_row * rows_of(self.batch) / self.size)
+
+    @cached_property
     def proof(self) -> Proof:
         """Whether copies may stand in for the model: found once, on a part of the batch if that runs."""
-        part = small_part(self.batch, self.size)
-        if part is not self.batch:
+        for part in self._parts:
             with suppress(Exception):
                 return proof_of(self.model, part, self.loss_of)
         return proof_of(self.model, self.batch, self.loss_of)
@@ -88,45 +138,73 @@ class StepUnderTest:
         """Return a copy of the model, without gradients. Raises Unknown if it may not stand in for it."""
         if not self.copyable:
             raise Unknown(self.proof.refusal)
-        twin = copied_model(self.model)
+        twin = self.proof.twin
+        if twin is None:
+            twin = copied_model(self.model)
+        self.proof = self.proof._replace(twin=None)  # it is handed out, and may be changed
         nn.Module.zero_grad(twin)  # also if the class has its own method by this name
         return twin
 
     @cached_property
     def whole(self) -> Trace:
-        """The model unchanged, in evaluation mode, on the whole batch."""
-        model = self.copy() if self.copyable else self.model
+        """The model unchanged, in evaluation mode, on the whole batch. No pass of it was run yet.
+
+        A large model runs itself: of two copies of it, in float32 and in float64, only the second pays.
+        """
+        runs_itself = self.large or not self.copyable
+        model, twin = (self.model, self.proof.twin) if runs_itself else (self.copy(), self.model)
+        weights = weights_apart(model, twin)
         trace = Trace(model, self.batch, self.loss_of, seed=SEED)
-        part = trace.again(batch=small_part(self.batch, self.size))
         for training in (False, True):
-            with suppress(Exception):  # a refusal, or a property, says what raises
-                self.rewritten[training] |= rewritten(part.again(training=training))
+            for batch in self._parts or [self.batch]:
+                with suppress(Exception):  # a refusal, or a property, says what raises
+                    changed = rewritten(trace.again(batch=batch, training=training), weights)
+                    self.rewritten[training] |= changed
+                    break
         return trace.again(rewritten=frozenset(chain(*self.rewritten.values())))
-
-    @cached_property
-    def _part(self) -> Trace:
-        """The same, on a part of the batch if the whole one is too large for the model."""
-        part = small_part(self.batch, self.size)
-        return self.whole if part is self.batch else self.whole.again(batch=part)
-
-    @cached_property
-    def why_whole(self) -> str:
-        """Why the whole batch is used although it is large; empty if a part is used, or it is not large."""
-        try:
-            _ = self._part.loss
-        except Exception as error:  # a model may accept no other number of rows or columns
-            return f"on a part of it, the model raises {in_one_line(error)}"
-        return ""
 
     @cached_property
     def plain(self) -> Trace:
         """The same, on a part of the batch if the whole one is too large and the model runs on that part."""
-        return self.whole if self.why_whole else self._part
+        for part in self._parts:
+            trace = self.whole.again(batch=part)
+            try:
+                _ = trace.loss
+            except Exception as error:  # a model may accept no other number of rows or columns
+                self._why_whole = f"on a part of it, the model raises {in_one_line(error)}"
+            else:
+                self._why_whole = ""
+                return trace
+        return self.whole
 
     @property
+    def why_whole(self) -> str:
+        """Why the whole batch is used although it is large; empty if a part is used, or it is not large."""
+        _ = self.plain
+        return self._why_whole
+
+    @cached_property
     def stepped(self) -> Any:
-        """The batch of a whole step; the user's own step needs every row."""
-        return self.batch if self.setup.step is not None else self.plain.batch
+        """The batch of a whole step. The user's own step may need every row, as one that divides it does, and
+        may have a batch of its own, as one of micro-batches of several shapes has; one that was recorded says
+        which part of it has rows of every micro-batch.
+        """
+        if self.setup.step is None:
+            return self.plain.batch
+        if self.plain is not self.whole and not self.steps_another_batch:
+            part_of_each = getattr(self.setup.step, "part_of_each", None)
+            return self.batch if part_of_each is None else part_of_each(self.plain.batch)
+        return getattr(self.setup.step, "batch", self.batch)
+
+    @property
+    def steps_another_batch(self) -> bool:
+        """Whether the user's own step has a batch of its own."""
+        return getattr(self.setup.step, "batch", self.batch) is not self.batch
+
+    @property
+    def stepped_loss(self) -> Loss:
+        """The loss of that batch."""
+        return getattr(self.setup.step, "loss", self.loss_of)
 
     @property
     def large(self) -> bool:
@@ -141,7 +219,7 @@ class StepUnderTest:
         that the loss does not run stays as it is.
         """
         if self.copyable:
-            return awake_step(self.plain, self.copy())
+            return awake_step(self.plain, self.copy)
         return awake_in_place(self.plain) if self.proof.runs else self.plain.again(dropout=False)
 
     @property
@@ -184,13 +262,47 @@ class StepUnderTest:
 
     @cached_property
     def pass_s(self) -> float:
-        """Seconds that one exact forward pass takes, the shorter of two: the first one may be cold."""
+        """Seconds that one exact forward pass takes, on a part of the batch if it is large. The shorter of
+        two: the first one may be cold.
+        """
         exact, times = self.exact, [time.monotonic()]
         for _ in range(2):
             with suppress(Exception):
                 _ = exact.again().loss
             times.append(time.monotonic())
         return min(b - a for a, b in pairwise(times))
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that a whole step may take, on a copy of the model: its backward passes take twice as long
+        as its forward passes, which take as long for each number of the batch as an exact one.
+        """
+        passes = 3 * self.pass_s * numbers_in(self.stepped) / numbers_in(self.plain.batch)
+        return self.proof.copy_s + passes
+
+    def seconds_of(self, cost: Cost) -> float:
+        """Return about how many seconds it takes to run so many passes and steps."""
+        return cost.passes * self.pass_s + (cost.steps * self.step_s if cost.steps else 0.0)
+
+    def bytes_of(self, cost: Cost, *, gradient: bool) -> float:
+        """Return how many bytes of weights, gradients and states so many passes and steps hold at a time,
+        beside the model, what it was, and the exact one.
+
+        There may be three sets of exact gradients: of the loss, and of two sizes of one of its terms, or of
+        weights that are moved along. A step has a copy with gradients and two states. What is on an
+        accelerator is not counted: torch raises where it does not fit, which leaves out only that property.
+        """
+        own = [p for p in self.model.parameters() if p.device.type == "cpu"]
+        exact = 3 * 8 * sum(p.numel() for p in own) * gradient
+        return exact + (4 * sum(p.nbytes for p in own) if cost.steps else 0)
+
+    @cached_property
+    def reaches_whole(self) -> bool:
+        """Whether passes of the whole batch, forward and backward, take at most a tenth of the budget."""
+        if self.plain is self.whole:
+            return True
+        share = numbers_in(self.batch) / numbers_in(self.plain.batch)
+        return 4 * self.pass_s * share <= self.budget_s / 10
 
     @cached_property
     def training(self) -> Trace:
@@ -318,16 +430,22 @@ class StepUnderTest:
                 return True
             return torch.autograd.grad(passed.loss, y, allow_unused=True)[0] is not None
 
-    def sees(self, ahead: int) -> bool:
-        """Return whether a counted prediction depends on the token at this distance from its position."""
+    def sees(self, ahead: int, scored: tuple[Logits, Targets] | None = None) -> bool:
+        """Return whether a counted prediction depends on the token at this distance from its position; of
+        these logits, or of the main ones.
+        """
         facts, (rows, width) = self.facts, self.facts.tokens.ids.shape
-        counted = facts.targets.counted.any(0).nonzero()[:, 0]
+        logits, asked = scored or facts.scored
+        counted = asked.counted.any(0).nonzero()[:, 0]
         place = int(counted[len(counted) // 2])
-        if facts.targets.ids.shape[1] != width or not 0 <= place + ahead < width:
+        there = place - facts.before(asked) + ahead
+        if not 0 <= there < width:
             return ahead <= 0
-        here, there = ((torch.arange(width) == i).expand(rows, width) for i in (place, place + ahead))
-        changed = self.exact.again(batch=facts.other_tokens(there))
-        return self.difference(self.exact, changed, part_of(here)) is not None
+        at_token = (torch.arange(width) == there).expand(rows, width)
+        changed = logits.of(self.exact.again(batch=facts.other_tokens(at_token)))
+        if changed is None or changed.shape != logits.value.shape:
+            raise Unknown("the loss is computed differently after the change")
+        return distance(logits.value[:, place], changed[:, place]) > self.rounding
 
     def moves(self, place: Place) -> bool | None:
         """Return whether an entry of the batch moves the outputs or the loss; None if no other value runs."""
@@ -352,6 +470,36 @@ class StepUnderTest:
                 return Facts(self.exact.again(batch=half), self.declare).targets
         return None
 
+    @cached_property
+    def as_given(self) -> Trace:
+        """The exact step with the weights that the user gave, zeros too: not awake."""
+        values, given = self.exact.parameters, dict[str, Tensor]()
+        for name, p in self.plain.parameters.items():
+            wide = p.to(values[name])
+            if not torch.equal(wide, values[name]):
+                given[name] = wide
+        return self.exact.again(weights=given, taps=())
+
+    @cached_property
+    def twins(self) -> Twins:
+        """The twins of the model that the loss runs. Raises Unknown if there are none."""
+        if isinstance(self._twins_or_why_none, str):
+            raise Unknown(self._twins_or_why_none)
+        return self._twins_or_why_none
+
+    @cached_property
+    def _twins_or_why_none(self) -> Twins | str:
+        """What is kept of the search: several properties ask for it, and most models have no twin."""
+        try:
+            return find_twins(self.as_given)
+        except Unknown as reason:
+            return str(reason)
+
+    @cached_property
+    def compared(self) -> Compared:
+        """What the loss compares of the model and its twins. Raises Unknown without twins."""
+        return compared(self.as_given, self.twins)
+
     # ------------------------------------------------------------------------------------- the whole step
 
     def rehearsal(self, *, exact: bool = False, plain: bool = False) -> DryRun:
@@ -365,9 +513,11 @@ class StepUnderTest:
         parts = copied(self.setup, memo=memo)
         whole = (not plain and rebound(self.setup.step, memo)) or plain_step(self.loss_of)
         several = isinstance(self.setup.optimizer, (list, tuple)) or len(parts[1]) > 1
-        return DryRun(*parts, self.loss_of, whole, several, exact, self.whole.rewritten, original=self.model)
+        return DryRun(
+            *parts, self.stepped_loss, whole, several, exact, self.whole.rewritten, original=self.model
+        )
 
-    @property
+    @cached_property
     def handed(self) -> tuple[nn.Module, list[Optimizer]]:
         """The user's own model and optimizers, or copies if a function makes the optimizers.
 
@@ -417,8 +567,8 @@ class StepUnderTest:
             events = trace.__dict__.get("events", ())
             if sum(x.nbytes for e in events for x in (*e.inputs, *e.outputs)) > weights:
                 del trace.__dict__["events"]
-        if self.large:
-            for name in ("fresh", "training", "twice", "scaled") if group != self._group else ():
+        if self.large and group != self._group:
+            for name in ("fresh", "training", "twice", "scaled", "handed"):
                 self.__dict__.pop(name, None)
             gc.collect()
         self._group = group
@@ -426,18 +576,49 @@ class StepUnderTest:
     @property
     def left_s(self) -> float:
         """How many seconds of the budget are left."""
-        return self.budget_s - (time.monotonic() - self.started)
+        return self.ends - time.monotonic()
 
-    def refuse_what_cannot_run(self) -> None:
+    @property
+    def ends(self) -> float:
+        """When the budget is spent, by ``time.monotonic()``."""
+        return self.started + self.budget_s
+
+    def prepare(self) -> None:
+        """Run the passes that every property builds on, and measure how long one takes.
+
+        Raises UserError if the step cannot be run, or if the budget does not hold these passes.
+        """
+        deadline = Deadline(self.ends, free=1)
+        try:
+            with passes_until(deadline):
+                self._refuse_what_cannot_run(lambda: self.plain)
+                _ = self.pass_s
+                if self.reaches_whole:
+                    self._refuse_what_cannot_run(lambda: self.whole)
+        except OutOfTimeError:
+            now = time.monotonic()
+            took = now - self.started
+            enough = math.ceil(took + PASSES_OF_CHECK * deadline.pass_s(now))
+            because = f"; the whole batch is used because, {self._why_whole}" if self._why_whole else ""
+            raise UserError(
+                f"budget_s={self.budget_s:g} is too short: one pass takes about {deadline.pass_s(now):.2g} "
+                f"s, and {took:.2g} s were over after {count(deadline.begun, 'pass')}, before any property; "
+                f"budget_s={enough} is enough for most of them{because}"
+            ) from None
+
+    def _refuse_what_cannot_run(self, trace_of: Callable[[], Trace]) -> None:
         """Raise UserError if the step cannot be run once or the loss is not one number."""
         try:
-            loss = self.whole.loss
+            loss = trace_of().loss
         except UserError:
             raise
         except Exception as error:
             own = self.setup.loss is None
             who, word = (type(self.model).__name__, "loss") if own else ("loss(model, batch)", "")
-            raise UserError(refusal(who, self.batch, error, word)) from error
+            sentence = refusal(who, self.batch, error, word)
+            if isinstance(error, TypeError) and not own:  # as of a criterion of torch, which takes no model
+                sentence += ". It is called with the model and the batch: loss=lambda model, batch: …"
+            raise UserError(sentence) from error
         require_one_number(loss)
         try:
             _ = self.rates
@@ -447,9 +628,12 @@ class StepUnderTest:
             return
 
     def described(self) -> dict[str, str]:
-        """What the check took the step to be, for the reader to confirm or not."""
+        """What the check took the step to be, for the reader to confirm or not, as far as time allows."""
         about = {"parameters": f"{self.size:,}"}
-        with suppress(Exception):  # anybody's model: it may raise when it is called again
+        with (
+            suppress(Exception, OutOfTimeError),
+            passes_until(Deadline(self.ends)),
+        ):  # anybody's model: it may raise when it is called again
             facts = self.facts
             known: dict[str, Callable[[], str]] = {
                 "tokens": lambda: f"{place_name(facts.tokens.place)} {list(facts.tokens.ids.shape)}",
@@ -462,11 +646,36 @@ class StepUnderTest:
                 about[name] = "unknown"
                 with suppress(Unknown):
                     about[name] = fact()
-            stacks = ", ".join(f"{name} × {len(blocks)}" for name, blocks in facts.stacks.items())
-            about["stacks"] = stacks or "none"
+            root = type(self.model).__name__  # whose own children may be the blocks, as a Sequential's are
+            stacks = [f"{name or root} × {len(blocks)}" for name, blocks in facts.stacks.items()]
+            about["stacks"] = ", ".join(stacks) or "none"
             if self.why_whole:
                 about["batch"] = f"all of it: {self.why_whole}"
-            narrow = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed))
-            wide = f"float64, in part {narrow}" if narrow else "float64"
-            about["precision"] = wide if self.is_exact else "the model's own"
+            elif self.plain is not self.whole:
+                about["batch"] = self._described_part()
+            about["precision"] = "float64" if self.is_exact else "the model's own"
+            if narrow := ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed)):
+                about["precision"] += f", in part {narrow}" * self.is_exact
         return about
+
+    def _described_part(self) -> str:
+        """Say which part of the batch stands for all of it."""
+        parts, all_of_it = (dict(tensors_in(trace.batch)) for trace in (self.plain, self.whole))
+        place = max(parts, key=lambda place: all_of_it[place].numel())
+        say = f"the part {list(parts[place].shape)} of {list(all_of_it[place].shape)}"
+        return f"{say}, and once all of it" if self.reaches_whole else say
+
+
+def require_memory(model: nn.Module) -> None:
+    """Raise UserError if a large model's check needs more memory than is free: for its weights as they were,
+    and in float64. The system would end the process without a word.
+    """
+    # those without numbers are refused, with the reason
+    parameters = [p for p in model.parameters() if not (is_lazy(p) or p.is_meta)]
+    size = sum(p.numel() for p in parameters)
+    needed = sum(p.nbytes + 8 * p.numel() * (p.device.type == "cpu") for p in parameters)
+    if size > LARGE_MODEL and needed > (free := available_bytes()):
+        say = f"{type(model).__name__} has {size:,} parameters: a check needs about {gibibytes(needed)}"
+        raise UserError(
+            f"{say} of memory beside the model, and {gibibytes(free)} are free; check a smaller one"
+        )

@@ -57,7 +57,13 @@ def tensors_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
             yield from tensors_in(item, (*place, i))
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from tensors_in(getattr(value, field.name), (*place, field.name))
+            if hasattr(value, field.name):  # one that is being built lacks some
+                yield from tensors_in(getattr(value, field.name), (*place, field.name))
+
+
+def is_zero(x: Tensor) -> bool:
+    """Return whether every entry of a tensor is 0. The first one is asked first: of most others it is not."""
+    return not x.reshape(-1)[:1].any() and not x.any()
 
 
 def place_name(place: Place) -> str:
@@ -72,8 +78,13 @@ def bytes_of(x: Tensor) -> bytes:
 
 def rows_of(batch: Any) -> int:
     """Return B, the length that most tensors of a batch begin with."""
-    lengths = Counter(x.shape[0] for _, x in tensors_in(batch) if x.ndim)
+    lengths = Counter(x.size(0) for _, x in tensors_in(batch) if x.ndim)  # nested tensors have no shape
     return lengths.most_common(1)[0][0] if lengths else 1
+
+
+def numbers_in(value: Any) -> int:
+    """Return how many numbers the tensors of a batch hold; 1 if they hold none."""
+    return sum(x.numel() for _, x in tensors_in(value)) or 1
 
 
 def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
@@ -83,25 +94,52 @@ def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
     )
 
 
-def map_tensors(value: Any, change: Callable[[Place, Tensor], Tensor], place: Place = ()) -> Any:
-    """Return the same nested value with each tensor changed; other objects stay the same."""
+def map_tensors(
+    value: Any,
+    change: Callable[[Place, Tensor], Tensor],
+    place: Place = (),
+    *,
+    other: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """Return the same nested value with each tensor changed, and each ``other`` object."""
     if isinstance(value, Tensor):
         return change(place, value)
     if isinstance(value, Mapping):
-        items = {key: map_tensors(item, change, (*place, key)) for key, item in value.items()}
+        items = {key: map_tensors(item, change, (*place, key), other=other) for key, item in value.items()}
         with suppress(Exception):  # of the same kind where a dict makes one, as Hugging Face's encodings
             return type(value)(items)  # pyrefly: ignore[bad-argument-count]
         return items
     if isinstance(value, (tuple, list)):
-        made = [map_tensors(item, change, (*place, i)) for i, item in enumerate(value)]
+        made = [map_tensors(item, change, (*place, i), other=other) for i, item in enumerate(value)]
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if is_dataclass(value) and not isinstance(value, type):
         new = copy.copy(value)
         for field in fields(value):  # a frozen one too
-            own = map_tensors(getattr(value, field.name), change, (*place, field.name))
+            own = map_tensors(getattr(value, field.name), change, (*place, field.name), other=other)
             object.__setattr__(new, field.name, own)
         return new
-    return value
+    return other(value)
+
+
+def copied_batch(batch: Any, dtype: torch.dtype | None = None) -> Any:
+    """Copy a batch, so that nothing that is done with it reaches the original: not its numbers, and not what
+    its tensors were computed from. ``dtype`` is that of the floating tensors in the copy.
+
+    Objects of other classes are copied too, as far as Python can.
+    """
+
+    def tensor(_: Place, x: Tensor) -> Tensor:
+        wanted = dtype if dtype is not None and x.is_floating_point() else x.dtype
+        new = x.detach().to(wanted, copy=True)
+        return new.requires_grad_(x.requires_grad)
+
+    def other(value: Any) -> Any:
+        try:
+            return value if isinstance(value, nn.Module) else copy.deepcopy(value)
+        except Exception:  # of any kind of object
+            return value
+
+    return map_tensors(batch, tensor, other=other)
 
 
 def at(value: Any, place: Place) -> Any:

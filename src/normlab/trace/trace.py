@@ -20,11 +20,14 @@ from torch.optim import Optimizer
 from normlab.errors import UserError
 from normlab.setups.setup import Loss, output_loss
 from normlab.trace.autograd import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
+from normlab.trace.budget import begin_pass
 from normlab.trace.functions import OWN, Detachments, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.restore import undisturbed
 from normlab.trace.tensors import Place, Side, Tap, forward_hooks, tensors_in
 
-NO_LOSS: Final = "the loss is not a tensor; return loss=lambda model, batch: … as a scalar tensor"
+NO_LOSS: Final = (
+    "the loss is not a tensor; loss(model, batch) must return a scalar tensor, as a cross-entropy is"
+)
 
 
 @contextmanager
@@ -76,8 +79,10 @@ class Pass:
         self.events: list[Event] = []
         self.functions: list[FunctionCall] = []
         self.taps: dict[Tap, Tensor] = {}
-        self.cuts: Collection[tuple[str, str]] = ()
-        """Module and file of each place where a cut in the graph was undone."""
+        self.cuts: Mapping[tuple[str, str], list[Tensor]] = {}
+        """Module and file of each place where a cut in the graph was undone, and the tensors that have a
+        graph for it.
+        """
 
     @property
     def running(self) -> str:
@@ -164,6 +169,7 @@ class Trace:
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
+        begin_pass()
         with ExitStack() as stack:
             stack.enter_context(undisturbed(self.model, self.batch, training=self.training, seed=self.seed))
             stack.enter_context(at_weights(self.model, self.weights))

@@ -135,3 +135,21 @@ def answer_mask_not_shifted(*, faulty: bool) -> Arguments:
     ids, real = padded_text([28, 19, 23, 16], seed=11)
     is_answer = torch.arange(28) >= torch.tensor([9, 6, 12, 5])[:, None]
     return loss_setup(steady, {"ids": ids, "answer": real * is_answer}, loss, declare=PADDED)
+
+
+@twins("counted", place="loss", origin=PUBLIC, thread="Direct-Preference-Optimization#4")
+def preferences_count_padding(*, faulty: bool) -> Arguments:
+    """The log-probabilities of a row are summed over its padding, too, and preferred by their difference."""
+
+    def logp(model: nn.Module, ids: Tensor) -> Tensor:
+        counted = torch.ones_like(ids[:, 1:]) if faulty else (ids[:, 1:] != PAD).long()
+        each = model(ids)[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        return (each * counted).sum(1)
+
+    def preferred(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return -F.logsigmoid(0.1 * (logp(model, batch["chosen"]) - logp(model, batch["rejected"]))).mean()
+
+    chosen, _ = padded_text([20, 9, 14, 17], seed=30)
+    rejected, _ = padded_text([11, 20, 8, 15], seed=31)
+    batch = {"chosen": chosen, "rejected": rejected}
+    return loss_setup(steady, batch, preferred, declare={"pad_id": PAD})

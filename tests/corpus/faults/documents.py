@@ -137,3 +137,33 @@ def eos_opens_the_next_document(*, faulty: bool) -> Arguments:
     ids, doc = documents_text([(11, 25), (7, 19, 33), (22,), (15, 30)], 40, seed=5)
     make = EndOpensTheNextLlama if faulty else PackedLlama
     return loss_setup(make, ids, within_documents, declare={"eos_id": EOS, "documents": doc})
+
+
+class MaskedPacked(Llama):
+    """A decoder of packed documents that also takes a mask of padding."""
+
+    mask_first = False
+
+    def forward(self, ids: Tensor, mask: Tensor, doc: Tensor) -> Tensor:
+        own = mask if self.mask_first else doc
+        seen = causal(ids.shape[1], ids.device) & (own[:, None, :, None] == own[:, None, None, :])
+        return self.head(self.norm(self.run(self.tokens(ids), self.rotary(self.positions(ids)), seen)))
+
+
+class MaskBeforeDocuments(MaskedPacked):
+    mask_first = True
+
+
+@twins("documents", place="blocks.0|blocks.0.attn*", origin=PUBLIC, thread="flash-linear-attention#842")
+def ones_beside_documents(*, faulty: bool) -> Arguments:
+    """A mask of ones is taken in place of the documents, and so puts them all into one."""
+
+    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        begins = batch["doc"][:, 1:] != batch["doc"][:, :-1]
+        return labelled(model(**batch)[:, :-1], batch["ids"][:, 1:].masked_fill(begins, -100))
+
+    ids, doc = documents_text([(9, 30), (17,), (5, 21, 38), (25, 40)], 48, seed=27)
+    batch = {"ids": ids, "mask": torch.ones_like(ids), "doc": doc}
+    return loss_setup(
+        MaskBeforeDocuments if faulty else MaskedPacked, batch, loss, declare={"documents": "doc"}
+    )

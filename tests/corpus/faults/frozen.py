@@ -65,13 +65,7 @@ class NumberedBlock(Block):
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
 
-@twins(
-    "frozen",
-    "siblings",
-    place="blocks.[123]|blocks.[123].mlp*",
-    origin=LATER,
-    not_right="all blocks are frozen alike",
-)
+@twins("frozen", "siblings", place="blocks.[123]|blocks.[123].mlp*", origin=LATER)
 def frozen_by_a_part_of_the_name(*, faulty: bool) -> Arguments:
     """The first block is frozen by ".0.", which the first layer of each feed-forward has in its name."""
     make = partial(Gpt, dropout=0.0, tied=False, block=NumberedBlock)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers as tf
-from torch import nn
-from torch.optim import SGD, AdamW
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
 
-from corpus.batches import language_batch, text
-from corpus.case import DEEP, LATER, PLANTED_1, PLANTED_2, PLANTED_3, PUBLIC, UNSEEN, Arguments, fault, twins
+from corpus.batches import image_batch, language_batch, text
+from corpus.case import (
+    DEEP,
+    LATER,
+    PLANTED_1,
+    PLANTED_2,
+    PLANTED_3,
+    PUBLIC,
+    UNSEEN,
+    Arguments,
+    fault,
+    sound,
+    twins,
+)
 from corpus.models.deep import Training, deep_bert, planted
 from corpus.models.gpt import Gpt, steady
+from corpus.models.images import PatchClassifier
 from corpus.models.library import GROUPED
 from corpus.models.llama import Llama
 from corpus.training import decayed_but, full_setup, loss_setup
@@ -110,3 +125,101 @@ class Muon(SGD):
 def muon_all() -> Arguments:
     """Muon holds embeddings, head and vectors, too."""
     return full_setup(optimizer=lambda model, lr: Muon(model.parameters(), lr=lr))
+
+
+# --------------------------------------------------------------------------------------- tokens of its own
+
+
+class Registered(PatchClassifier):
+    """The classifier with registers beside its class token."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_tokens = nn.Parameter(torch.randn(1, 4, 64) * 0.02)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.patch(pixels).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.positions
+        x = torch.cat([x[:, :1], self.register_tokens.expand(len(x), -1, -1), x[:, 1:]], 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x[:, 0]))
+
+
+class Joint(Registered):
+    """The same, with all its tokens put before the patches at once."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.patch(pixels).flatten(2).transpose(1, 2) + self.positions[:, 1:]
+        own = [self.cls + self.positions[:, :1], self.register_tokens]
+        x = torch.cat([*(token.expand(len(x), -1, -1) for token in own), x], 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x[:, 0]))
+
+
+@twins("groups", place="register_tokens", origin=PUBLIC, thread="pytorch-image-models#2712")
+def reg_token(*, faulty: bool) -> Arguments:
+    """The registers are missing from the list of tokens: they decay, and learn at the head's rate."""
+    tokens = ("cls", "positions") if faulty else ("cls", "positions", "register_tokens")
+
+    def by_layer(model: nn.Module) -> AdamW:
+        """Return AdamW whose rate falls from layer to layer, down to the tokens and patches."""
+        groups: dict[tuple[int, bool], dict[str, Any]] = {}
+        for path, p in model.named_parameters():
+            layer = int(path.split(".")[1]) + 1 if path.startswith("blocks") else 5
+            layer = 0 if path.startswith(("patch", *tokens)) else layer
+            decays = p.ndim > 1 and path not in tokens
+            rate = 1e-3 * 0.75 ** (5 - layer)
+            group = {"params": [], "lr": rate, "weight_decay": 0.05 if decays else 0.0}
+            groups.setdefault((layer, decays), group)["params"].append(p)
+        return AdamW(groups.values())
+
+    return loss_setup(Joint, image_batch(), of_pixels, by_layer)
+
+
+@sound(origin=PUBLIC)
+def positions_decay_and_tokens_do_not() -> Arguments:
+    """Tokens that are appended are spared from decay, and the table of positions is not."""
+    spared = ("cls", "register_tokens", "norm", "bias")
+    return loss_setup(Registered, image_batch(), of_pixels, lambda model: decayed_but(model, spared))
+
+
+def of_pixels(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch["pixel_values"]), batch["labels"])
+
+
+class MuonAndAdam(Optimizer):
+    """Steps the groups that say so by their gradients' nearest orthogonal matrices, others as Adam does."""
+
+    def __init__(self, groups: list[dict[str, Any]]):
+        super().__init__(groups, {"lr": 1e-3, "use_muon": False, "betas": (0.9, 0.95), "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                state = self.state[p]
+                mean = state.setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 0.1)
+                if group["use_muon"]:
+                    left, _, right = torch.linalg.svd(mean, full_matrices=False)
+                    p.add_(left @ right, alpha=-group["lr"])
+                else:
+                    square = state.setdefault("square", torch.zeros_like(p)).lerp_(p.grad.square(), 0.05)
+                    p.addcdiv_(mean / 0.1, (square / 0.05).sqrt() + 1e-8, value=-group["lr"])
+
+
+@twins("groups", place="tokens*|head*", origin=PUBLIC)
+def muon_by_flag(*, faulty: bool) -> Arguments:
+    """One optimizer steps groups by Muon or by Adam: embedding and head are among the matrices of Muon."""
+
+    def in_groups(model: nn.Module) -> MuonAndAdam:
+        named = list(model.named_parameters())
+        by_muon = [p for n, p in named if p.ndim > 1 and (faulty or n.startswith("blocks"))]
+        chosen = set(map(id, by_muon))
+        others = [p for _, p in named if id(p) not in chosen]
+        return MuonAndAdam(
+            [{"params": by_muon, "use_muon": True, "lr": 0.02}, {"params": others, "use_muon": False}]
+        )
+
+    return loss_setup(Llama, text(seed=31), optimizer=in_groups)

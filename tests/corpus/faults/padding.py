@@ -1,4 +1,4 @@
-"""Faults that ``padding`` names: tokens that read padding."""
+"""Faults that ``padding`` and ``padded_loss`` name: tokens that read padding, and losses that count it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from corpus.batches import (
     padded_text,
     tokens,
 )
-from corpus.case import DEEP, LATER, PLANTED_1, PLANTED_2, UNSEEN, Arguments, fault, twins
+from corpus.case import DEEP, LATER, PLANTED_1, PLANTED_2, PUBLIC, UNSEEN, Arguments, fault, twins
 from corpus.models.deep import Training, deep_bert, deep_translation, planted
 from corpus.models.encoders import LastTokenClassifier, Tagger
+from corpus.models.experts import Experts
+from corpus.models.gpt import Gpt
 from corpus.models.library import ENCODER, GPT2, PADDED, library, padded_llama
-from corpus.models.parts import becomes
+from corpus.models.parts import becomes, draw
 from corpus.places import BERT_MASKS, FIRST_CROSS, within
-from corpus.training import labelled, loss_setup
+from corpus.training import changed, labelled, loss_setup
 from normlab.nn import Context, Seq2Seq
 
 # ------------------------------------------------------------------------------------------------------ masks
@@ -206,3 +208,80 @@ class MeanOfAll(nn.Module):
 def mean_pool_pad() -> Arguments:
     """The mean over tokens counts padding."""
     return loss_setup(MeanOfAll, classified_batch(), None, remade=False, declare=PADDED)
+
+
+class CountedExperts(Experts):
+    """Experts of which the best two are taken, balanced over all positions or over tokens alone."""
+
+    everywhere = False
+    real: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed, _ = super().forward(x)
+        shares = self.scores(x).softmax(-1)
+        counted = torch.ones_like(self.real) if self.everywhere else self.real
+        mean = shares[counted].mean(0)
+        load = F.one_hot(shares.topk(self.best, -1).indices, len(mean)).sum(-2)[counted].double().mean(0)
+        self.uneven = len(mean) * (load.to(mean) * mean).sum() / self.best
+        return mixed
+
+
+class ExpertsOfAllPositions(CountedExperts):
+    everywhere = True
+
+
+@twins("padded_loss", place="loss", origin=PUBLIC, thread="Megatron-LM#1984")
+def aux_pad(*, faulty: bool) -> Arguments:
+    """The balance of experts counts padding."""
+    kind = ExpertsOfAllPositions if faulty else CountedExperts
+
+    def mix(model: Gpt) -> None:
+        for block in model.blocks:
+            block.mlp = kind(64).apply(draw)
+
+    def balanced(model: Gpt, batch: dict[str, Tensor]) -> Tensor:
+        for block in model.blocks:
+            block.mlp.real = batch["mask"].bool()
+        scored = F.cross_entropy(model(batch["ids"])[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+        return scored + 0.01 * sum(block.mlp.uneven for block in model.blocks)
+
+    ids, mask = padded_text([20, 9, 14, 17], seed=26)
+    batch = {"ids": ids, "mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    return loss_setup(changed(mix, partial(Gpt, layers=2, dropout=0.0)), batch, balanced)
+
+
+class Critic(LastTokenClassifier):
+    """A head of values that reads the last column or, of rows padded on the right, the last token."""
+
+    reads_column = False
+
+    def last(self, attention_mask: Tensor) -> Tensor:
+        column = torch.full_like(attention_mask[:, 0], attention_mask.shape[1] - 1)
+        return column if self.reads_column else attention_mask.sum(1) - 1
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        labels = torch.zeros_like(input_ids[:, 0])
+        return super().forward(input_ids, attention_mask, labels)["logits"][:, 0]
+
+
+class ReadsTheLastColumn(Critic):
+    reads_column = True
+
+
+@twins("padding", origin=PUBLIC)
+def value_of_padding(*, faulty: bool) -> Arguments:
+    """The value of a row is read at its last column, which is padding in most rows."""
+
+    def preferred(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        chosen, rejected = (model(batch[name], batch[f"{name}_mask"]) for name in ("chosen", "rejected"))
+        return -F.logsigmoid(chosen - rejected).mean()
+
+    chosen, chosen_mask = padded_text([20, 9, 14, 17], seed=28)
+    rejected, rejected_mask = padded_text([11, 20, 8, 15], seed=29)
+    batch = {
+        "chosen": chosen,
+        "chosen_mask": chosen_mask,
+        "rejected": rejected,
+        "rejected_mask": rejected_mask,
+    }
+    return loss_setup(ReadsTheLastColumn if faulty else Critic, batch, preferred)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from corpus.batches import text
 from corpus.case import LATER, PLANTED_1, PUBLIC, UNSEEN, Arguments, fault, twins
-from corpus.models.experts import Experts, StackedExperts, mixture_of
+from corpus.models.experts import Experts, StackedExperts, mixture_of, next_token_and_balance
 from corpus.models.gpt import Gpt
 from corpus.models.llama import llama_of
 from corpus.models.parts import draw
@@ -112,3 +112,26 @@ def one_expert_weighs_one(*, faulty: bool) -> Arguments:
 
     make = mixture_of(lambda dim: Experts(dim, best=1, shares_sum_to_one=faulty))
     return loss_setup(make, text(length=40, seed=14), next_token_alone, seed=14)
+
+
+class BalancedSwitch(Experts):
+    """Experts of which each token takes the best one, with a small eps where its weight is divided."""
+
+    divides = False
+
+    def __init__(self, dim: int):
+        super().__init__(dim, best=1)
+
+    def weigh(self, weights: Tensor, uneven: Tensor) -> Tensor:
+        return weights / (weights.sum(-1, keepdim=True) + 1e-20) if self.divides else weights
+
+
+class DividedSwitch(BalancedSwitch):
+    divides = True
+
+
+@twins("gradients", place="blocks.?.mlp.router*", origin=PUBLIC, thread="minimind#859")
+def router_top1(*, faulty: bool) -> Arguments:
+    """The one weight is divided by itself: the routers learn from the balance of their loads alone."""
+    make = mixture_of(DividedSwitch if faulty else BalancedSwitch)
+    return loss_setup(make, text(length=40, seed=21), next_token_and_balance, seed=21)

@@ -126,3 +126,42 @@ def decay_by_whole_numbers(*, faulty: bool) -> Arguments:
         scheduler=lambda optimizer: LambdaLR(optimizer, share),
         declare={"peak_lr": 2e-3, "steps": 100},
     )
+
+
+class ByLayer(AdamW):
+    """AdamW whose rates fall from layer to layer."""
+
+    def __init__(self, model: nn.Module, *, every_step: bool):
+        layers: dict[int, list[nn.Parameter]] = {}
+        for path, p in model.named_parameters():
+            layers.setdefault(int(path.split(".")[1]) if path.startswith("blocks") else -1, []).append(p)
+        super().__init__([{"params": held} for held in layers.values()], lr=5e-4)
+        self.factors = [0.75 ** (len(model.blocks) - 1 - layer) if layer >= 0 else 1.0 for layer in layers]
+        self.every_step = every_step
+        if not every_step:
+            self.multiply()
+
+    def multiply(self) -> None:
+        for group, factor in zip(self.param_groups, self.factors, strict=True):
+            group["lr"] *= factor
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        if self.every_step:
+            self.multiply()
+        super().step()
+
+
+@twins("schedule", place="optimizer", origin=PUBLIC, thread="ViTPose_pytorch#20")
+def llrd_every_step(*, faulty: bool) -> Arguments:
+    """The factors of layers are multiplied into the rates once more in every step."""
+    return loss_setup(Llama, text(seed=23), optimizer=lambda model: ByLayer(model, every_step=faulty))
+
+
+@twins("schedule", place="scheduler", origin=PUBLIC, thread="nanochat#68")
+def share_done_is_the_rate(*, faulty: bool) -> Arguments:
+    """The rate is multiplied by the share of steps that are done: it rises where it should fall."""
+
+    def scheduled(optimizer: Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, lambda step: step / 200 if faulty else 1 - step / 200)
+
+    return loss_setup(Llama, text(seed=24), scheduler=scheduled, declare={"steps": 200})

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from corpus.batches import VOCAB, text
-from corpus.case import DEEP, PLANTED_1, PLANTED_2, PUBLIC, UNSEEN, Arguments, fault, twins
+from corpus.case import DEEP, PLANTED_1, PLANTED_2, PUBLIC, UNSEEN, Arguments, fault, sound, twins
 from corpus.models.deep import LAYERS, Training, deep_bert, deep_llama, planted
 from corpus.models.gpt import Gpt, steady
 from corpus.models.library import language_gpt2
@@ -104,3 +104,14 @@ def one_layer_twelve_times(training: Training) -> None:
     Unlike a list in a class of one's own, it differs from what this class and configuration construct.
     """
     training.model.model.layers = nn.ModuleList([training.model.model.layers[0]] * LAYERS)
+
+
+@sound(origin=PUBLIC, thread="encodecmae#3")
+def shared_ff() -> Arguments:
+    """One feed-forward was built for all blocks, which own the rest: a note says so."""
+
+    def share(model: Gpt) -> None:
+        for block in model.blocks[1:]:
+            block.mlp = model.blocks[0].mlp
+
+    return loss_setup(changed(share, steady), text(length=24, seed=25))

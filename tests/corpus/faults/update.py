@@ -6,13 +6,14 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.optim import Adam, AdamW
+from torch.optim import Adam, AdamW, Optimizer
 
-from corpus.case import DEEP, PLANTED_1, PLANTED_2, Arguments, fault
+from corpus.batches import text
+from corpus.case import DEEP, PLANTED_1, PLANTED_2, PUBLIC, Arguments, fault, twins
 from corpus.models.deep import Training, deep_bert, deep_llama, planted
 from corpus.models.llama import Llama
 from corpus.places import OPTIMIZER
-from corpus.training import adamw, changed, full_setup
+from corpus.training import WideAdamW, adamw, changed, full_setup, groups, loss_setup
 
 
 def betas_exchanged_adamw(model: nn.Module, lr: float) -> AdamW:
@@ -69,3 +70,21 @@ def updates_lost_in_bf16(training: Training) -> None:
 def adam_in_half_precision(training: Training) -> None:
     """Weights and optimizer are float16, in which Adam's epsilon of 1e-8 is 0: it divides 0 by 0."""
     training.model.half()
+
+
+@twins("update", place="*norm*|blocks*|optimizer", origin=PUBLIC, thread="ml-by-hand#85")
+def bf16_gains(*, faulty: bool) -> Arguments:
+    """Weights are bfloat16 alone: steps of 6e-4 are rounded away from gains of 1, in every step."""
+
+    def narrow(model: Llama) -> None:
+        angles = dict(model.rotary.named_buffers())
+        kept = {name: table.clone() for name, table in angles.items()}
+        model.to(torch.bfloat16)
+        for name, table in kept.items():
+            setattr(model.rotary, name, table)
+
+    def of_groups(model: nn.Module) -> Optimizer:
+        kind = partial(AdamW, betas=(0.9, 0.95)) if faulty else WideAdamW
+        return kind(groups(model), lr=6e-4)
+
+    return loss_setup(changed(narrow, Llama), text(seed=22), optimizer=of_groups)

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, eager_atten
 
 from corpus.batches import VOCAB, language_batch, padded_batch
 from corpus.case import CASES, Arguments, Case, Origin, add
-from corpus.training import adamw
+from corpus.training import WideAdamW, adamw
 
 tf.logging.set_verbosity_error()
 
@@ -127,11 +127,12 @@ def add_in_bfloat16(origin: Origin, names: Mapping[str, str]) -> None:
 
 
 def in_bfloat16(build: Callable[[], Arguments]) -> Arguments:
-    """Return the same step with weights and images in bfloat16."""
+    """Return the same step with weights and images in bfloat16, and an optimizer that keeps wide copies."""
     arguments = build()
     model = arguments["model"].to(torch.bfloat16)
     batch = {k: v.bfloat16() if v.is_floating_point() else v for k, v in arguments["batch"].items()}
-    return arguments | {"batch": batch, "optimizer": adamw(model)}
+    optimizer = WideAdamW([{"params": list(model.parameters())}], lr=1e-3)
+    return arguments | {"batch": batch, "optimizer": optimizer}
 
 
 def padded_llama() -> Arguments:

@@ -20,7 +20,7 @@ from corpus.models.library import PADDED
 from corpus.models.llama import Llama, Rotations, llama_of
 from corpus.models.parts import LoRA
 from corpus.models.translators import causal_mask
-from corpus.training import adamw, adamw_of_trained, changed, full_setup, loss_setup
+from corpus.training import WideAdamW, adamw, adamw_of_trained, changed, full_setup, groups, loss_setup
 
 # --------------------------------------------------------------------------------------------------- usual
 
@@ -90,8 +90,12 @@ def rotary_ckpt() -> Arguments:
 
 @sound(origin=OWN_1)
 def own_bf16() -> Arguments:
-    """A rotary decoder in bfloat16."""
-    return full_setup(changed(lambda model: model.to(torch.bfloat16), Llama), step=None)
+    """A rotary decoder in bfloat16, whose optimizer keeps wide copies."""
+
+    def wide(model: nn.Module, lr: float) -> WideAdamW:
+        return WideAdamW(groups(model), lr=lr)
+
+    return full_setup(changed(lambda model: model.to(torch.bfloat16), Llama), optimizer=wide, step=None)
 
 
 @sound(origin=PUBLIC)

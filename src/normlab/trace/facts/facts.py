@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
@@ -14,10 +15,30 @@ from torch import Tensor, nn
 from normlab.setups.setup import Declaration
 from normlab.trace.autograd import gradients_in
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.joined import JOINING, joined
 from normlab.trace.facts.stacks import Block, block_of, find_stacks, stream_of
-from normlab.trace.facts.targets import FLAT, LOOKED_UP, RECORDED, Layout, Logits, Targets, read_logits
-from normlab.trace.facts.tokens import Arranged, Padding, Tokens, documents_of, looked_up, padding_of
+from normlab.trace.facts.targets import (
+    FLAT,
+    LOOKED_UP,
+    RECORDED,
+    FunctionInput,
+    Layout,
+    Logits,
+    Targets,
+    read_logits,
+)
+from normlab.trace.facts.tokens import (
+    Arranged,
+    Padding,
+    Tokens,
+    documents_of,
+    looked_up,
+    looked_up_through,
+    padding_of,
+    real_frames_of,
+)
 from normlab.trace.facts.wiring import passes_on
+from normlab.trace.functions import FunctionCall
 from normlab.trace.tensors import Place, Tap, at, map_tensors, replaced, rows_of, tensors_in
 from normlab.trace.trace import Event, Pass, Trace
 
@@ -39,17 +60,48 @@ class Facts:
 
     def __init__(self, trace: Trace, declared: Declaration) -> None:
         self.trace, self.declared = trace, declared
-        with trace.with_graph(events=True, functions=RECORDED) as passed:
+        with trace.with_graph(events=True, functions=(*RECORDED, *JOINING)) as passed:
             self.loss = None if passed.loss is None else passed.loss.detach()
-            self.lookups = [f._replace(result=None) for f in passed.functions if f.name == LOOKED_UP]
+            self.lookups = [f._replace(result=None) for f in self._own_lookups(trace, passed)]
             self.order = [e.module for e in passed.events]
             self.stacks: dict[str, list[Block]] = find_stacks(trace.model, passed.events, passes_on)
             blocks = {b.path for b in self.blocks}
             self.calls = [_block_call(event) for event in passed.events if event.module in blocks]
             self.streams = {c.path: (c.read, c.written) for c in self.calls if not c.number}
+            widths = {x.shape[-1] for x in self.entering.values()}
+            parameters = dict(trace.model.named_parameters())
+            self.joined = joined(passed.functions, parameters, self.rows, widths)
+            """The parameters that join the stream of the stacks as they are, by path."""
             self._scored = read_logits(self.trace, passed)
             self.output = None if passed.runs_whole or self._scored else _last_read(trace, passed)
             """Where the loss reads a part of the model last, if it calls parts and has no known logits."""
+
+    def lookups_of(self, trace: Trace) -> list[FunctionCall]:
+        """Return the lookups of another step of the same model; none if it does not run."""
+        with suppress(Exception):
+            return self._own_lookups(trace, trace.once(functions=(LOOKED_UP,)))
+        return []
+
+    @staticmethod
+    def _own_lookups(trace: Trace, passed: Pass) -> list[FunctionCall]:
+        """Return the lookups of the model itself: a teacher or a reference, which the loss calls too, looks
+        ids up in tables of its own.
+        """
+        own = {id(p) for p in trace.model.parameters()} | set(map(id, trace.weights.values()))
+        lookups = [call for call in passed.functions if call.name == LOOKED_UP]
+        return [call for call in lookups if call.module or id(call.argument(1, "weight")) in own]
+
+    @property
+    def joined_together(self) -> list[list[str]]:
+        """The parameters that become tokens of their own, by the module in which they do; without those of a
+        numbered list, each of which may join the stream before a layer of its own.
+        """
+        places: dict[str, list[str]] = defaultdict(list)
+        for name, how in self.joined.items():
+            is_numbered = any(part.isdigit() for part in name.split("."))
+            if how.is_appended and not is_numbered:
+                places[how.module].append(name)
+        return list(places.values())
 
     @property
     def entering(self) -> dict[str, Tensor]:
@@ -62,8 +114,13 @@ class Facts:
 
     @cached_property
     def entries(self) -> dict[Place, Tensor]:
-        """Every tensor of the batch by its place."""
-        return dict(tensors_in(self.trace.batch))
+        """Every tensor of the batch by its place, but for nested ones: their rows share no columns."""
+        return {place: x for place, x in tensors_in(self.trace.batch) if not x.is_nested}
+
+    @cached_property
+    def has_nested(self) -> bool:
+        """Whether the batch holds a nested tensor, in which rows have lengths of their own."""
+        return any(x.is_nested for _, x in tensors_in(self.trace.batch))
 
     @cached_property
     def rows(self) -> int:
@@ -84,7 +141,9 @@ class Facts:
     @cached_property
     def sources(self) -> list[Tokens]:
         """All ids that are looked up, those of the largest vocabulary first."""
-        return looked_up(self.entries, self.lookups, self.rows)
+        found = looked_up(self.entries, self.lookups, self.rows)
+        found += looked_up_through(self, found)
+        return sorted(found, key=lambda tokens: -tokens.vocabulary)
 
     @cached_property
     def scored(self) -> tuple[Logits, Targets]:
@@ -102,6 +161,16 @@ class Facts:
             if targets.ids.ndim == 2 and targets.share(self.tokens.entry, 1) > 0.9:
                 return logits, targets
         return self._shaped[0]
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the loss is known to hold the cross-entropy of some logits."""
+        return bool(self._scored)
+
+    @property
+    def scored_places(self) -> tuple[Tap | FunctionInput, ...]:
+        """Where all logits are whose cross-entropies the loss holds."""
+        return tuple(logits.where for logits, _ in self._scored)
 
     @property
     def unexplained(self) -> float:
@@ -149,31 +218,51 @@ class Facts:
                 shares += [targets.share(entry, ahead) for ahead in SHIFTS]
         return max(shares)
 
+    @property
+    def heads(self) -> list[tuple[Logits, Targets]]:
+        """All logits `[B, T, V]` that the loss scores at positions of the tokens, with their targets. Raises
+        Unknown if there are no tokens.
+        """
+        rows = len(self.tokens.entry)
+        return [(z, asked) for z, asked in self._shaped if asked.ids.ndim == 2 and len(asked.ids) == rows]
+
     @cached_property
     def shift(self) -> int | None:
         """How far ahead of the token at its own position a target is; None if targets are not inputs.
 
         Raises Unknown if there are no tokens, or no targets at them.
         """
-        rates = self.shift_rates
+        return self.shift_of(self.targets)
+
+    def shift_of(self, asked: Targets) -> int | None:
+        """Return the same for these targets."""
+        rates = self.shift_rates_of(asked)
         best = max(rates, key=lambda k: (rates[k], -abs(k - 1)))
         return best if rates[best] > 0.9 else None
 
     @cached_property
     def shift_rates(self) -> dict[int, float]:
         """By distance, the share of counted targets that are the token that far ahead."""
-        targets, tokens = self.targets, self.tokens
-        if targets.ids.ndim != 2 or targets.ids.shape[0] != tokens.entry.shape[0]:
+        return self.shift_rates_of(self.targets)
+
+    def shift_rates_of(self, asked: Targets) -> dict[int, float]:
+        """Return the same for these targets. Several heads may look as far ahead as there are of them."""
+        tokens = self.tokens
+        if asked.ids.ndim != 2 or asked.ids.shape[0] != tokens.entry.shape[0]:
             raise Unknown("the loss has no target at each token")
-        return {k: targets.share(tokens.entry, k + self.offset) for k in range(-2, 6)}
+        offset = tokens.start - self.before(asked)
+        return {k: asked.share(tokens.entry, k + offset) for k in range(-2, 5 + len(self._shaped))}
 
     @property
     def offset(self) -> int:
         """How many columns of the tokens' entry come before the token at the first position of the targets;
         negative if positions without a token, such as an image's, come before the text.
         """
-        before = max(self.targets.ids.shape[1] - self.tokens.ids.shape[1], 0)
-        return self.tokens.start - before
+        return self.tokens.start - self.before(self.targets)
+
+    def before(self, asked: Targets) -> int:
+        """Return how many positions without a token, such as an image's, come before the text."""
+        return max(asked.ids.shape[1] - self.tokens.ids.shape[1], 0)
 
     @cached_property
     def causal(self) -> bool:
@@ -191,6 +280,11 @@ class Facts:
         return padding_of(self, self.tokens)
 
     @cached_property
+    def real_frames(self) -> Tensor | None:
+        """Where frames of numbers are real, `[B, T]`; None if nothing says that some are not."""
+        return real_frames_of(self.entries.values(), self.rows)
+
+    @cached_property
     def documents(self) -> Tensor:
         """The numbers `[B, T]` of the documents that are packed into rows. Raises Unknown."""
         return documents_of(self)
@@ -198,7 +292,8 @@ class Facts:
     @cached_property
     def roles(self) -> dict[str, str]:
         """The role of each parameter by path, in the words of ``nn.roles``: embedding, head, hidden, norm,
-        bias or scalar. Any vector but a bias counts as a norm's.
+        bias or scalar; and token, for what joins the stream as it is. Any vector but a bias counts as a
+        norm's.
         """
         tables = {id(f.argument(1, "weight")) for f in self.lookups}
         modules = dict(self.trace.model.named_modules())
@@ -216,6 +311,8 @@ class Facts:
                 roles[path] = "embedding"
             elif id(p) in known or (not known and owner in ends and p.ndim > 1 and classes in p.shape):
                 roles[path] = "head"
+            elif path in self.joined:
+                roles[path] = "token"
             elif p.ndim >= 2:
                 roles[path] = "hidden"
             elif p.numel() == 1:
@@ -290,7 +387,7 @@ class Facts:
         tokens = tokens or self.tokens
         own = (self.configured(f"{name}_token_id") for name in ("pad", "eos"))
         special = {self.declared.pad_id, self.declared.eos_id, *own, *self.borders}
-        pool = torch.tensor([i for i in torch.unique(tokens.ids).tolist() if i not in special])
+        pool = torch.tensor([i for i in torch.unique(tokens.ids).tolist() if i >= 0 and i not in special])
         if len(pool) < 2:
             pool = torch.arange(min(tokens.vocabulary, 8))
         ids = tokens.ids
@@ -334,7 +431,9 @@ class Facts:
         return None
 
     def with_rows(self, order: Tensor) -> Any:
-        """Return the batch with its rows, or some of them, in this order."""
+        """Return the batch with its rows, or some of them, in this order. Raises Unknown for nested ones."""
+        if self.has_nested:
+            raise Unknown("the batch holds a nested tensor, whose rows torch does not exchange")
         return map_tensors(
             self.trace.batch, lambda _, x: x[order.to(x.device)] if x.ndim and x.shape[0] == self.rows else x
         )

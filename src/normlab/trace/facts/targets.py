@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.trace.autograd import gradients_in
+from normlab.trace.autograd import gradients_in, nodes_behind
 from normlab.trace.compare import Located, distance
 from normlab.trace.facts.fused import FUSED, Product, products_of
 from normlab.trace.facts.wiring import MULTIPLIED, factors
@@ -24,6 +24,7 @@ from normlab.trace.functions import OWN, FunctionCall
 from normlab.trace.tensors import Tap, rows_of
 from normlab.trace.trace import Event, Pass, Trace
 
+Part = TypeVar("Part")
 ROWS = 512
 """How many positions are fitted at a time."""
 RESIDUAL = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
@@ -171,6 +172,8 @@ RECORDED: Final = (*SCORED, *FUSED, LOOKED_UP)
 """The functions whose calls a pass must record for ``read_logits``."""
 CLOSE: Final = 1e-6
 """Relative difference allowed in sums of gradients in float64 and in what is read off them."""
+ROUNDED: Final = 1e-12
+"""Share of the largest gradient that rounding in float64 may leave where there is none."""
 CANDIDATES: Final = 16
 """How many tensors are tried as logits, from the loss backwards."""
 
@@ -202,14 +205,23 @@ class FunctionInput(NamedTuple):
         # a product must be made while the pass still has the step's weights
         with step.with_graph(graph=False, functions=RECORDED) as passed:
             if self.product is None:
-                own = (self.function, self.axis, self.classes)
-                calls = [call for call in passed.functions if call.name in SCORED and _kind(call) == own]
-                parts = [call.argument(0, "input").detach() for call in calls]
-            else:
-                products = _products(passed, step.model)
-                parts = [
-                    p.logits() for kind, p in products if kind == (self.function, self.classes, self.product)
-                ]
+                return [x.detach() for x in self.read_by(passed, step.model)]
+            return [product.logits() for product in self._products_in(passed, step.model)]
+
+    def read_by(self, passed: Pass, model: nn.Module) -> list[Tensor]:
+        """Return what it reads in a pass, with its graph: logits, or the features of its products."""
+        if self.product is not None:
+            return [product.features for product in self._products_in(passed, model)]
+        kind = (self.function, self.axis, self.classes)
+        calls = [call for call in passed.functions if call.name in SCORED and _kind(call) == kind]
+        return [call.argument(0, "input") for call in self._meant(calls)]
+
+    def _products_in(self, passed: Pass, model: nn.Module) -> list[Product]:
+        kind = (self.function, self.classes, self.product)
+        return self._meant([product for other, product in _products(passed, model) if other == kind])
+
+    def _meant(self, parts: list[Part]) -> list[Part]:
+        """Return those of all calls that are meant."""
         return parts if self.call is None else parts[self.call : self.call + 1]
 
     def joined(self, parts: Sequence[Tensor], rows: int) -> Tensor:
@@ -458,8 +470,23 @@ def bypassed(trace: Trace) -> bool:
             return True
         found = torch.autograd.grad(passed.loss, [*own, *taps], retain_graph=True, allow_unused=True)
         through = torch.autograd.grad(taps, own, found[len(own) :], allow_unused=True)
-    pairs = zip(found, through, strict=False)
-    return any(a is not None and (b is None or distance(a, b) > CLOSE) for a, b in pairs)
+    least = ROUNDED * max(float(g.norm()) for g in found if g is not None)
+    for a, b in zip(found, through, strict=False):
+        if a is not None and (float(a.norm()) > least if b is None else distance(a, b) > CLOSE):
+            return True
+    return False
+
+
+def is_joined_elsewhere(trace: Trace) -> bool:
+    """Return whether the graph of the loss leads to a parameter beside the tapped tensors, whether or not a
+    gradient comes that way.
+    """
+    own = {id(p) for p in trace.model.parameters()}
+    with trace.with_graph() as passed:
+        if passed.loss is None:
+            return False
+        behind = nodes_behind(passed.loss.grad_fn, [t.grad_fn for t in passed.taps.values()])
+        return any(id(getattr(node, "variable", None)) in own for node in behind)
 
 
 def over_one(trace: Trace) -> float | None:

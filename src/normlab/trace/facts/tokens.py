@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normlab.trace.facts import Unknown
 from normlab.trace.functions import FunctionCall
-from normlab.trace.tensors import Place
+from normlab.trace.tensors import Place, replaced
 
 if TYPE_CHECKING:
     from normlab.trace.facts.facts import Facts
@@ -49,15 +49,95 @@ def looked_up(entries: Mapping[Place, Tensor], lookups: Sequence[FunctionCall], 
     found: dict[Place, Tokens] = {}
     for call in sorted(lookups, key=lambda f: -f.argument(1, "weight").shape[0]):
         ids, table = call.argument(0, "input"), call.argument(1, "weight")
-        if not isinstance(ids, Tensor) or ids.ndim not in (1, 2):
+        if not isinstance(ids, Tensor) or ids.is_nested or ids.ndim not in (1, 2):
             continue
-        for place, entry in integers.items():
+        # labels may hold the same numbers: the entry that the table reads itself comes first
+        for place, entry in sorted(integers.items(), key=lambda item: not _share(ids, item[1])):
             tokens = _match(ids, place, entry, (rows, len(table)))
             if tokens is None or place in found:
                 continue
             if len(tokens.ids) < 2 or bool((tokens.ids != tokens.ids[:1]).any()):  # others are positions
                 found[place] = tokens
     return list(found.values())
+
+
+def looked_up_through(facts: Facts, known: Sequence[Tokens]) -> list[Tokens]:
+    """Return the other entries of the batch that lookups read through a function of each id, such as
+    ``ids.clamp(min=0)`` or ``ids % size``, the largest vocabulary first.
+
+    An entry is changed at some places, drawn at random. If it is read so, the ids that are looked up change
+    at no other place.
+    """
+    found: list[Tokens] = []
+    draw = torch.Generator().manual_seed(2)
+    places = {tokens.place for tokens in known}
+    tables = {i: call for i, call in enumerate(facts.lookups) if _may_be_tokens(call, facts, known)}
+    for place, entry in facts.entries.items() if tables else ():
+        if place in places or entry.ndim != 2 or entry.is_floating_point() or entry.dtype == torch.bool:
+            continue
+        values = torch.unique(entry[entry >= 0])
+        if len(values) < 2 or entry.shape[0] != facts.rows:
+            continue
+        picked = (torch.rand(entry.shape, generator=draw) < 0.5).to(entry.device)
+        index = torch.searchsorted(values, entry.clamp_min(int(values[0])).contiguous())
+        changed = torch.where(picked, values[(index + 1) % len(values)], entry)
+        again = facts.lookups_of(facts.trace.again(batch=replaced(facts.trace.batch, place, changed)))
+        for i, call in tables.items():
+            if len(again) != len(facts.lookups):
+                break
+            moved = again[i].argument(0, "input") != call.argument(0, "input")
+            column = _column_of(moved.cpu(), picked.cpu())
+            if column is None:
+                continue
+            ids = entry.cpu().long()
+            read = slice(column, column + moved.shape[1])
+            part, vocabulary = ids[:, read], len(call.argument(1, "weight"))
+            given = torch.stack([part, changed.cpu().long()[:, read]])
+            seen = torch.stack([x.argument(0, "input").cpu().long() for x in (call, again[i])])
+            if _is_function_of(given, seen):
+                found.append(Tokens(place, part, column, False, vocabulary, ids))
+                break
+    return sorted(found, key=lambda tokens: -tokens.vocabulary)
+
+
+def _is_function_of(ids: Tensor, looked_up: Tensor) -> bool:
+    """Return whether equal ids are looked up as equal ones wherever they stand; masked words are not."""
+    _, number = torch.unique(ids, return_inverse=True)
+    first = torch.empty(int(number.max()) + 1, dtype=looked_up.dtype)
+    first[number.flatten()] = looked_up.flatten()
+    return torch.equal(first[number], looked_up)
+
+
+def _may_be_tokens(call: FunctionCall, facts: Facts, known: Sequence[Tokens]) -> bool:
+    """Return whether a lookup reads ids of its own in each row, other ones than those that are known."""
+    ids = call.argument(0, "input")
+    if (
+        not isinstance(ids, Tensor)
+        or ids.is_nested
+        or ids.ndim != 2
+        or len(ids) != facts.rows
+        or facts.rows < 2
+    ):
+        return False
+    ids = ids.cpu().long()
+    is_known = any(tokens.ids.shape == ids.shape and tokens.ids.equal(ids) for tokens in known)
+    return bool((ids != ids[:1]).any()) and not is_known
+
+
+def _column_of(moved: Tensor, picked: Tensor) -> int | None:
+    """Return the column of the picked places `[B, W]` at which ids `[B, T]` begin of which only picked ones
+    moved; None if others did, or none.
+    """
+    for column in range(min(picked.shape[1] - moved.shape[1], 2) + 1):
+        part = picked[:, column : column + moved.shape[1]]
+        if part.shape == moved.shape and bool(moved.any()) and not bool((moved & ~part).any()):
+            return column
+    return None
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are views of the same numbers in memory."""
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def _match(ids: Tensor, place: Place, entry: Tensor, size: tuple[int, int]) -> Tokens | None:
@@ -181,6 +261,26 @@ def padding_of(facts: Facts, tokens: Tokens) -> Padding:
     )
 
 
+def real_frames_of(entries: Iterable[Tensor], rows: int) -> Tensor | None:
+    """Return `[B, T]`, True at frames that are no padding: rows of frames `[B, T, …]` end in zeros, and
+    another entry, a mask or the rows' lengths, says so at each of them. None if there are no such entries.
+    """
+    known = [x.cpu() for x in entries if x.ndim and x.shape[0] == rows]
+    for frames in known:
+        if frames.ndim < 3 or not frames.is_floating_point():
+            continue
+        real = ~_runs(~frames.flatten(2).any(-1))[1]
+        if real.all() or not real.any(1).all():
+            continue
+        counts = real.sum(1)
+        for x in known:
+            is_mask = x.shape == real.shape and len(torch.unique(x)) == 2
+            is_length = x.shape == counts.shape and not x.is_floating_point()
+            if (is_mask and (x == x.max()).equal(real)) or (is_length and x.equal(counts.to(x))):
+                return real
+    return None
+
+
 def _runs(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return where the rows of a mask `[B, T]` are True from the left end on, and up to the right end."""
     return x.long().cumprod(1).bool(), x.flip(1).long().cumprod(1).flip(1).bool()
@@ -230,11 +330,12 @@ def _flattened(entry: Tensor, tokens: Tokens) -> Tensor | None:
 
 def _run(ids: Tensor) -> int | None:
     """Return the id that fills several rows at one end, in runs of two or more, and occurs nowhere else."""
-    for end in (-1, 0):
+    for end, other_end in ((-1, 0), (0, -1)):
         for pad in torch.unique(ids[:, end]).tolist():
             real = real_tokens(ids, pad)
             lengths = (~real).sum(1)
-            elsewhere = (ids[real] == pad).any() or (lengths == ids.shape[1]).any()
+            # a token that rows both begin and end with is one that the text repeats
+            elsewhere = (ids[real] == pad).any() or not real[:, other_end].all()
             if (lengths >= 2).sum() >= 2 and not elsewhere:
                 return int(pad)
     return None
@@ -289,7 +390,25 @@ def repeats_documents(entry: Tensor, tokens: Tokens, documents: Tensor) -> bool:
     if entry.shape == tokens.ids.shape and bool((entry == 1).all()):
         return True  # a mask
     numbers = _documents_in(entry, tokens)
+    if numbers is None:
+        numbers = _from_lengths(entry, tokens)
     return numbers is not None and torch.equal(numbers.diff(dim=1) != 0, documents.diff(dim=1) != 0)
+
+
+def _from_lengths(lengths: Tensor, tokens: Tokens) -> Tensor | None:
+    """Return the documents' numbers `[B, T]` from their lengths `[B, N]`, which add up to the length of a row
+    and may be filled up with zeros; None if these are no such lengths.
+    """
+    if lengths.is_floating_point() or lengths.dtype == torch.bool or tokens.entry.ndim != 2:
+        return None
+    rows, length = tokens.entry.shape
+    if lengths.ndim != 2 or lengths.shape[0] != rows or bool((lengths < 0).any()):
+        return None
+    if bool((lengths.sum(1) != length).any()):
+        return None
+    documents = torch.arange(lengths.shape[1])
+    numbers = torch.stack([documents.repeat_interleave(row) for row in lengths.cpu().long()])
+    return numbers[:, tokens.columns]
 
 
 def restarts(positions: Tensor) -> Tensor | None:
@@ -304,7 +423,8 @@ def restarts(positions: Tensor) -> Tensor | None:
 def _changes(numbers: Tensor) -> Tensor | None:
     """Return `[B, T]`, True where numbers that stay the same in runs change; None if they do not.
 
-    They never return to a number that they left, and at most half of the steps in a row are changes.
+    They never return to a number that they left, at most half of the steps in a row are changes, and they
+    are more than zeros and ones.
     """
     change = numbers[:, 1:] != numbers[:, :-1]
     if not bool(change.any()) or bool((change.float().mean(1) > 0.5).any()):
@@ -312,8 +432,8 @@ def _changes(numbers: Tensor) -> Tensor | None:
     runs = [row.unique_consecutive() for row in numbers]
     if any(len(own.unique()) < len(own) for own in runs):
         return None
-    if set(torch.unique(numbers).tolist()) == {0, 1} and not bool((numbers[:, 0] == 0).all()):
-        return None  # ones, then zeros: a mask
+    if set(torch.unique(numbers).tolist()) == {0, 1}:
+        return None  # a mask, such as one of prompts, or segments
     return F.pad(change, (1, 0))
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.trace.autograd import nodes_behind
+from normlab.trace.compare import distance
+from normlab.trace.facts.adapters import ADDED, Adapter, adapters_in
 from normlab.trace.facts.stacks import Stacks, siblings, stream_of
 from normlab.trace.functions import OWN, RUNNING, FunctionCall
 from normlab.trace.trace import Event, Trace
@@ -39,6 +41,8 @@ SUMS: Final = frozenset(("Add", "Sub", "Cat", "MaskedFill", "Where", "Tanh"))
 """Operations between products and a softmax: sums, masks and caps."""
 TURNS: Final = frozenset(("Add", "Sub", "Cat", "Stack", "Neg", "Roll"))
 """Operations that make up a rotation of features, besides products with cosines."""
+ANGLES: Final = frozenset(("Cos", "Sin"))
+"""Operations whose results turn what they are multiplied by, also where a parameter sets the angle."""
 
 
 class Scores(NamedTuple):
@@ -47,10 +51,15 @@ class Scores(NamedTuple):
     module: str
     factor: float
     width: int
+    heads: int
     free: bool
-    """Whether queries are normed or a parameter scales the scores, so no constant has to."""
+    """Whether queries are normed or a parameter scales the scores, so no constant has to. A parameter that
+    turns them does not scale them.
+    """
     drawn: tuple[float, float]
     """The deviation of the queries' matrix relative to that of the keys', and its sampling error."""
+    turned: bool = False
+    """Whether trained angles turn queries or keys: each feature may stand there as a cosine and a sine."""
 
     def is_by(self, factor: float) -> bool:
         """Return whether this is the constant, up to the rounding of a low precision."""
@@ -61,11 +70,12 @@ class Scores(NamedTuple):
         """Whether the constant is by the width or its root, or the start of the queries makes up for it."""
         wanted, (ratio, error) = self.width**-0.5, self.drawn
         drawn = error > 0 and abs(self.factor * ratio / wanted - 1) < 5 * error
-        return self.free or drawn or self.is_by(wanted) or self.is_by(1 / self.width)
+        widths = (self.width, self.width / 2) if self.turned else (self.width,)
+        return self.free or drawn or any(self.is_by(w**-0.5) or self.is_by(1 / w) for w in widths)
 
     def is_by_another(self, stream: torch.Size) -> bool:
-        """Return whether it is 1 or belongs to another size: of the stream, heads, tokens or rows."""
-        sizes = {1, stream[-1] // self.width, 1 / self.width, *stream}
+        """Return whether it is 1 or belongs to another size: of the stream, of heads, tokens or rows."""
+        sizes = {1, self.heads, self.heads * self.width, stream[-1] // self.width, 1 / self.width, *stream}
         return any(self.is_by(size**power) for size in sizes if size for power in (-0.5, -1.0))
 
 
@@ -73,7 +83,9 @@ class Wiring(NamedTuple):
     """What is read off one pass in which every call of a block reads its own leaf."""
 
     streams: dict[str, tuple[bool, bool]]
-    """By block: whether the output of every call holds its input unchanged, and whether it does so at all."""
+    """By block that runs with a graph: whether the output of every call holds its input unchanged, and
+    whether it does so at all.
+    """
     attending: set[str]
     """Modules in which something attends."""
     scores: list[Scores]
@@ -81,6 +93,7 @@ class Wiring(NamedTuple):
     """Modules whose softmax runs over a different axis than the sum that follows."""
     chains: list[tuple[str, str, int]]
     """Two maps in a row with no nonlinearity between them, wider inside than outside, and that width."""
+    adapters: list[Adapter]
 
 
 def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
@@ -94,7 +107,7 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
                 stack.callback(p.requires_grad_, False)
                 p.requires_grad_(True)
         again = trace.again(changed=dict.fromkeys(paths.values(), leaves.cut_off))
-        with again.with_graph(events=True, functions=(*ATTENDED, *MULTIPLIED, OWN)) as passed:
+        with again.with_graph(events=True, functions=(*ATTENDED, *MULTIPLIED, *ADDED, OWN)) as passed:
             calls = passed.functions
             read = [(i, s) for i, c in enumerate(calls) if (s := _scores(c)) is not None]
             return Wiring(
@@ -103,6 +116,7 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
                 [scores for _, scores in read],
                 [s.module for i, s in read if calls[i].name == "softmax" and _over_queries(*calls[i:])],
                 list(_chains(calls)),
+                list(adapters_in(calls, MULTIPLIED, lambda node: _scaled(node)[1], _products_in)),
             )
 
 
@@ -113,8 +127,11 @@ class _Leaves:
         self._by_input: dict[int, tuple[Tensor, Tensor]] = {}
 
     def cut_off(self, x: Tensor) -> Tensor:
-        """Return what a call of a block reads in place of its input."""
-        if not x.is_floating_point() or RUNNING:
+        """Return what a call of a block reads in place of its input.
+
+        A call without gradients, as a teacher's, has no graph that could show how it is wired.
+        """
+        if not x.is_floating_point() or RUNNING or not torch.is_grad_enabled():
             return x
         leaf = x.detach().requires_grad_()
         entered = leaf.clone()  # a block may write to what it reads, but not to a leaf
@@ -168,7 +185,7 @@ def _scores(call: FunctionCall) -> Scores | None:
     if call.name == "scaled_dot_product_attention":
         q, k, scale = call.argument(0, "query"), call.argument(1, "key"), call.kwargs.get("scale")
         factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
-        return _read(call.module, factor, q.shape[-1], (q.grad_fn, k.grad_fn))
+        return _read(call.module, factor, q.shape, (q.grad_fn, k.grad_fn))
     x = call.argument(0, "input")
     if call.name != "softmax" or not isinstance(x, Tensor) or x.grad_fn is None or x.ndim < 2:
         return None
@@ -177,20 +194,35 @@ def _scores(call: FunctionCall) -> Scores | None:
         return None
     factor, product = products[0]
     first = getattr(product, "_saved_batch1", getattr(product, "_saved_self", None))
-    return None if first is None else _read(call.module, factor, first.shape[-1], _operands(product))
+    if first is None:
+        return None
+    return _read(call.module, factor, torch.Size([*x.shape[:-1], first.shape[-1]]), _operands(product))
 
 
-def _read(module: str, factor: float, width: int, pair: tuple[Node | None, Node | None]) -> Scores | None:
+def _read(
+    module: str, factor: float, queries: torch.Size, pair: tuple[Node | None, Node | None]
+) -> Scores | None:
+    """Return the scores of queries `[B, H, T, D]`, or `[B, T, D]` where there is one head."""
     if None in pair or any(_parameter(one) is not None for one in pair):
         return None
     constants = [_rotated(one) for one in pair]
-    behind = [n for one in pair for n in _upstream(one, PRODUCTS)]
-    free = any(
-        _operation(n) in REDUCTIONS or (_operation(n) == "Mul" and len(_before(n)) > 1) for n in behind
-    )
+    behind = [n for one in pair for n in _upstream(one, PRODUCTS | ANGLES)]
+    free = any(_operation(n) in REDUCTIONS or _is_gated(n) for n in behind)
     if None in constants and not free:
         return None
-    return Scores(module, factor * prod(c for c in constants if c is not None), width, free, _drawn(pair))
+    factor *= prod(c for c in constants if c is not None)
+    heads = queries[1] if len(queries) > 3 else 1
+    return Scores(module, factor, queries[-1], heads, free, _drawn(pair), any(map(_is_turned, behind)))
+
+
+def _is_gated(node: Node) -> bool:
+    """Return whether a node multiplies by what parameters make, other than the cosine of an angle."""
+    return _operation(node) == "Mul" and len(_before(node)) > 1 and not _is_turned(node)
+
+
+def _is_turned(node: Node) -> bool:
+    """Return whether a node multiplies by the cosine or sine of an angle that a graph shows."""
+    return _operation(node) == "Mul" and any(_operation(_scaled(n)[1]) in ANGLES for n in _before(node))
 
 
 def _drawn(ends: Iterable[Node]) -> tuple[float, float]:
@@ -261,8 +293,17 @@ def _chains(calls: Sequence[FunctionCall]) -> Iterator[tuple[str, str, int]]:
         if first is not None and x.shape[-1] > max(first[1], call.result.shape[-1]):
             yield first[0], call.module, x.shape[-1]
         end = _scaled(call.result.grad_fn)[1]
-        if _operation(end) in PRODUCTS:  # not overwritten since, as by an in-place activation
+        # not overwritten since, as by an in-place activation
+        if _operation(end) in PRODUCTS and not _are_shares(x):
             maps[end] = call.module, x.shape[-1]
+
+
+def _are_shares(x: Tensor) -> bool:
+    """Return whether each row `[..., N]` holds shares that add up to one: these choose among the rows of a
+    table, as a one-hot row looks one up, and are no features.
+    """
+    x = x.detach().double()
+    return bool((x >= 0).all()) and distance(x.sum(-1), torch.ones_like(x[..., 0])) < 1e-6
 
 
 def _operation(node: Node) -> str:
@@ -352,6 +393,10 @@ def _summands(node: Node) -> list[tuple[float, Node]]:
     return [(factor, one) for one, factor in products.items()]
 
 
+def _products_in(node: Node) -> list[Node]:
+    return [product for _, product in _summands(node)]
+
+
 def factors(node: Node) -> tuple[nn.Parameter, ...]:
     """Return the matrices whose products with something a node passes on or sums."""
     read = (_parameter(n) for _, one in _summands(node) for n in _before(one))
@@ -363,9 +408,14 @@ def _rotated(node: Node) -> float | None:
 
     def turns(n: Node) -> bool:
         by = _multiplier(n) if _operation(n) == "Mul" else None  # cosines differ from feature to feature
-        return _operation(n) in TURNS or (by is not None and by.ndim > 0 and by.shape[-1] > 1)
+        by_table = by is not None and by.ndim > 0 and by.shape[-1] > 1
+        return _operation(n) in TURNS or by_table or _is_turned(n)
 
-    ends = [(factor, one) for factor, one in _ends(node, turns) if _parameter(one) is None]
+    ends = [
+        (factor, one)
+        for factor, one in _ends(node, turns)
+        if _parameter(one) is None and _operation(one) not in ANGLES
+    ]
     whole = _of_full_rank([one for _, one in ends])  # a correction may have a factor of its own
     factors = {round(factor, 9) for factor, one in ends if one in whole}
     return factors.pop() if len(factors) == 1 else None

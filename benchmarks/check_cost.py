@@ -1,0 +1,208 @@
+"""What ``normlab check`` costs: seconds and memory against parameters, vocabulary, sequence and modules.
+
+    python benchmarks/check_cost.py                        # every size, on a quiet machine: half an hour
+    python benchmarks/check_cost.py 1M modules_100         # some of them
+    python benchmarks/check_cost.py --page                 # measure nothing, and write docs/check.md
+
+Each check runs in a process of its own, on one thread, one at a time. Each row is kept in
+``benchmarks/results/check_cost.json`` as soon as it is there, and what is kept is not measured again while
+the source is the same: after an interruption, the same command goes on. ``--again`` measures it all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+import budgets
+import normlab
+from documents import with_tables
+from normlab.trace.step_under_test import LARGE_MODEL
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+RESULTS: Final = ROOT / "benchmarks/results/check_cost.json"
+PAGE: Final = ROOT / "docs/check.md"
+PLACE: Final = "cost of a check"
+
+GIB: Final = 2**30
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size on one axis, with the budget that it gets."""
+
+    axis: str
+    build: Callable[[], normlab.Setup]
+    budget_s: float = 60.0
+
+
+def _decoder(dim: int, layers: int, vocabulary: int, rows: int, width: int) -> Callable[[], normlab.Setup]:
+    return partial(budgets.decoder, dim, layers, vocabulary, rows, width)
+
+
+SIZES: Final[dict[str, Size]] = {
+    "1M": Size("parameters", _decoder(128, 4, 1000, 16, 128), 15.0),
+    "10M": Size("parameters", _decoder(384, 6, 65, 64, 256), 15.0),
+    "30M": Size("parameters", _decoder(512, 8, 8000, 8, 256)),
+    "124M": Size("parameters", _decoder(768, 12, 50257, 4, 1024)),
+    "350M": Size("parameters", _decoder(1024, 24, 32000, 2, 256), 180.0),
+    "500M": Size("parameters", _decoder(1280, 24, 32000, 2, 128), 180.0),
+    "vocabulary_1k": Size("vocabulary", _decoder(256, 4, 1000, 4, 128)),
+    "vocabulary_8k": Size("vocabulary", _decoder(256, 4, 8000, 4, 128)),
+    "vocabulary_32k": Size("vocabulary", _decoder(256, 4, 32_000, 4, 128)),
+    "vocabulary_128k": Size("vocabulary", _decoder(256, 4, 128_000, 4, 128)),
+    "sequence_128": Size("sequence", _decoder(256, 4, 1000, 4, 128)),
+    "sequence_512": Size("sequence", _decoder(256, 4, 1000, 4, 512)),
+    "sequence_2048": Size("sequence", _decoder(256, 4, 1000, 4, 2048)),
+    "sequence_4096": Size("sequence", _decoder(256, 4, 1000, 4, 4096)),
+    "modules_100": Size("modules", partial(budgets.many, 100)),
+    "modules_1000": Size("modules", partial(budgets.many, 1000)),
+    "modules_5000": Size("modules", partial(budgets.many, 5000)),
+}
+"""What is measured, by name."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one check cost."""
+
+    name: str
+    axis: str
+    parameters: int
+    budget_s: float
+    seconds: float
+    cpu_s: float
+    """Of the check alone, in the process's one thread."""
+    peak_bytes: int
+    """The most memory that the process ever held beyond what it held before the model was built."""
+    applicable: int
+    judged: int
+    load: float
+    """Of the machine in the last minute: beside more than one process a core, seconds are too long."""
+    ended: str = ""
+    """Why there is no report: the refusal, or how the process ended."""
+    source: str = ""
+    """What the source was."""
+
+    @property
+    def in_parameters(self) -> float:
+        """The peak, in the bytes of the parameters in float32."""
+        return self.peak_bytes / max(4 * self.parameters, 1)
+
+
+def source_of_normlab() -> str:
+    """Return a fingerprint of the code that a check runs, and of the models that are measured."""
+    digest = hashlib.sha256()
+    for path in [*sorted((ROOT / "src/normlab").rglob("*.py")), Path(budgets.__file__)]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def measured(name: str) -> Row:
+    """Build a model and check it, in this process."""
+    before = _resident_bytes()
+    torch.manual_seed(0)
+    size = SIZES[name]
+    setup = size.build()
+    parameters = sum(p.numel() for p in setup.model.parameters())
+    begun, cpu = time.perf_counter(), time.process_time()
+    ended, judged, applicable = "", 0, 0
+    try:
+        report = normlab.check(setup, budget_s=size.budget_s)
+        judged, applicable = len(report.judged), len(report.applicable)
+    except normlab.UserError as error:
+        ended = str(error)
+    took, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    numbers = round(took, 2), round(cpu_s, 2), peak, applicable, judged, round(os.getloadavg()[0], 1)
+    return Row(name, size.axis, parameters, size.budget_s, *numbers, ended)
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def in_a_process(name: str) -> Row:
+    """The same in a process of its own, with one thread; one that is killed is told by its signal."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, name, "--here"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"the process ended with {done.returncode}"]
+        size = SIZES[name]
+        return Row(name, size.axis, 0, size.budget_s, 0.0, 0.0, 0, 0, 0, os.getloadavg()[0], *last)
+    return Row(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def kept() -> dict[str, Row]:
+    """Return the rows that were measured, by name."""
+    if not RESULTS.exists():
+        return {}
+    return {row["name"]: Row(**row) for row in json.loads(RESULTS.read_text(encoding="utf-8"))}
+
+
+def keep(rows: dict[str, Row]) -> None:
+    """Write the rows, in the order of ``SIZES``."""
+    ordered = [asdict(rows[name]) for name in SIZES if name in rows]
+    RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the table of the document."""
+    lines = [
+        "| grows | size | parameters | budget | seconds | CPU seconds | peak memory | judged | load |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        size = row.name.removeprefix(f"{row.axis}_")
+        memory = f"{row.peak_bytes / GIB:.1f} GiB"
+        if row.parameters > LARGE_MODEL:  # of smaller ones, the parameters are a small part of it
+            memory += f", {row.in_parameters:.1f} times"
+        answers = row.ended or f"{row.judged} of {row.applicable}"
+        cells: list[Any] = [row.axis, size, f"{row.parameters / 1e6:.1f}M", f"{row.budget_s:.0f} s"]
+        cells += [f"{row.seconds:.0f}", f"{row.cpu_s:.0f}", memory, answers, row.load]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is asked for and not kept, and write the table."""
+    parser = argparse.ArgumentParser(description="What a check costs.")
+    parser.add_argument("sizes", nargs="*", help=f"some of: {', '.join(SIZES)}")
+    parser.add_argument("--again", action="store_true", help="measure what is kept, too")
+    parser.add_argument("--page", action="store_true", help="write the table, without measuring")
+    parser.add_argument("--here", action="store_true", help="measure in this process, and print JSON")
+    args = parser.parse_args(argv)
+    if unknown := set(args.sizes) - set(SIZES):
+        parser.error(f"no size is called {', '.join(sorted(unknown))}")
+    if args.here:
+        for name in args.sizes:
+            print(json.dumps(asdict(measured(name))))
+        return
+    rows, source = kept(), source_of_normlab()
+    for name in [] if args.page else args.sizes or SIZES:
+        if args.again or name not in rows or rows[name].source != source:
+            rows[name] = Row(**{**asdict(in_a_process(name)), "source": source})
+            keep(rows)
+            print(table([rows[name]]).splitlines()[-1], flush=True)
+    document = PAGE.read_text(encoding="utf-8")
+    written = with_tables(document, {PLACE: table(list(rows.values()))})
+    PAGE.write_text(written, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Surrogate gradients, as those that pass straight through a quantizer: results that do not move with what
+their gradient says that they move with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normlab.setups.setup import Loss
+from normlab.trace.autograd import gradients_in
+from normlab.trace.functions import FunctionCall, Numbered, Which
+from normlab.trace.gradients import FLOOR, STEPS, Along
+from normlab.trace.tensors import tensors_in
+from normlab.trace.trace import Trace
+
+
+class Surrogate(NamedTuple):
+    """A call of a function whose result has a gradient in a parameter, but does not move with it."""
+
+    parameter: str
+    call: Which
+    value: Tensor
+    """What it returned, without a graph."""
+
+
+class _Result(NamedTuple):
+    """What one call returned, as it was then, and what it was given."""
+
+    result: Tensor
+    value: Tensor
+    given: list[Tensor]
+
+
+def beyond_surrogates(
+    trace: Trace, meant: Callable[[str], bool], modules: Iterable[str]
+) -> tuple[Along, list[Surrogate]]:
+    """Compare gradient and derivative with constants in place of all surrogates that keep them apart; return
+    the comparison and these surrogates.
+    """
+    order, found = list(modules), list[Surrogate]()
+    along = Along(trace, meant)
+    while along.all.disagrees:
+        # one end may be a parameter that lacks a gradient, as a codebook does, of which no surrogate has one
+        more = list(_surrogates_of(along, along.last_wrong(order)))
+        more = more or list(_surrogates_of(along, along.first_wrong(order)))
+        if not more:
+            break
+        found += more
+        along = Along(_held(trace, {one.call: one.value for one in found}), meant)
+    return along, found
+
+
+def _held(trace: Trace, results: Mapping[Which, Tensor]) -> Trace:
+    """Return the same step with these results in place of what these calls return."""
+    own = trace.loss_of
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.enable_grad(), Numbered(held=results):
+            return own(model, batch)
+
+    return trace.again(loss_of=loss)
+
+
+def _surrogates_of(along: Along, parameter: str) -> Iterator[Surrogate]:
+    r"""Yield the first results in a pass that do not move with a parameter, though a gradient passes through
+    them to it.
+
+    With :math:`g` the gradient of the loss in a result :math:`y`, the graph says that y moves the loss by
+    :math:`g^T (\partial y / \partial\theta)\, d` if the parameter moves by d. It does not, if y moves by
+    less than that over :math:`|g|`.
+    """
+    trace, move = along.trace, STEPS[0] * along.scale[parameter] * along.gradients[parameter]
+    other: dict[Which, _Result] = {}
+    moved = trace.again(weights={parameter: along.own[parameter] + move})
+    moved.again(loss_of=_recording(trace.loss_of, other)).once()
+
+    results: dict[Which, _Result] = {}
+    with trace.again(loss_of=_recording(trace.loss_of, results)).with_graph() as passed:
+        live = {call: one for call, one in results.items() if one.result.requires_grad and call in other}
+        if passed.loss is None or not live:
+            return
+        tensors = [one.result for one in live.values()]
+        slopes = gradients_in(passed.loss, tensors, trace.model, retain_graph=True)
+        own = trace.model.get_parameter(parameter)
+        moving = {id(own)}
+        for (call, one), slope in zip(live.items(), slopes, strict=True):
+            change = float((other[call].value - one.value).norm())
+            if change > FLOOR * STEPS[0] * float(one.value.norm()):
+                moving.add(id(one.result))
+            elif slope is not None and any(id(x) in moving for x in one.given):
+                (expected,) = torch.autograd.grad(
+                    one.result, own, slope, retain_graph=True, allow_unused=True
+                )
+                said = 0.0 if expected is None else abs(float((expected * move).sum()))
+                if said and change * float(slope.norm()) <= FLOOR * said:
+                    yield Surrogate(parameter, call, one.value)
+
+
+def _recording(loss_of: Loss, results: dict[Which, _Result]) -> Loss:
+    """Return the same loss, whose calls of functions leave their results here.
+
+    Code may compute in another way where nothing is differentiated, and calls that have the same number are
+    then no longer the same. So every pass whose calls are numbered runs as training does, with gradients on.
+    """
+
+    def see(which: Which, call: FunctionCall) -> None:
+        result = call.result
+        if isinstance(result, Tensor) and result.is_floating_point():
+            given = [x for _, x in tensors_in((call.args, call.kwargs)) if x.is_floating_point()]
+            results[which] = _Result(result, result.detach().clone(), given)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.enable_grad(), Numbered(see=see):
+            return loss_of(model, batch)
+
+    return loss

@@ -1,0 +1,116 @@
+"""Ids that are looked up through a function of each of them are the tokens of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cases import each
+from normlab.setups.setup import Setup
+from normlab.trace.step_under_test import StepUnderTest
+
+from .tiny import ROWS, VOCAB, Decoder, report_of, tokens
+
+Read = Callable[[Tensor], Tensor]
+NAMES = ("rows", "causality", "reach", "targets")
+
+
+class Reads(Decoder):
+    """Looks ids up through a function."""
+
+    def __init__(self, read: Read, vocab: int = VOCAB):
+        super().__init__(0.0)
+        self.embed = nn.Embedding(vocab, self.embed.embedding_dim)
+        self.read = read
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(self.read(ids))
+
+
+def not_below_zero(ids: Tensor) -> Tensor:
+    return ids.clamp(min=0)
+
+
+def modulo(ids: Tensor) -> Tensor:
+    return ids % 7
+
+
+def hides_one(ids: Tensor) -> Tensor:
+    return torch.where(ids == 3, 0, ids)
+
+
+def renumbered(ids: Tensor) -> Tensor:
+    return (torch.arange(VOCAB).flip(0))[ids]
+
+
+def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
+    return F.cross_entropy(model(ids)[:, :-1].transpose(1, 2), ids[:, 1:], ignore_index=-1)
+
+
+def with_a_hole() -> Tensor:
+    ids = tokens()
+    ids[0, -2:] = -1
+    return ids
+
+
+def step_of(read: Read, ids: Tensor) -> StepUnderTest:
+    return StepUnderTest(Setup(Reads(read), ids, loss_of))
+
+
+@each(
+    ("read", "ids"),
+    [(not_below_zero, with_a_hole()), (modulo, tokens()), (hides_one, tokens()), (renumbered, tokens())],
+)
+def test_a_function_of_each_id_is_a_lookup(read: Read, ids: Tensor):
+    facts = step_of(read, ids).facts
+    assert facts.tokens.place == ()
+    assert torch.equal(facts.tokens.ids, ids)
+    report = report_of(*NAMES, model=Reads(read), batches=ids, loss=loss_of)
+    assert report.holds == ("targets", "rows", "causality", "reach")
+
+
+def sum_with_the_one_before(ids: Tensor) -> Tensor:
+    return (ids + ids.roll(1, 1)) % VOCAB
+
+
+def in_reverse(ids: Tensor) -> Tensor:
+    return (VOCAB - 1 - ids).flip(1)
+
+
+@each("read", [sum_with_the_one_before, in_reverse])
+def test_what_mixes_or_moves_ids_is_none(read: Read):
+    assert not step_of(read, tokens()).facts.sources
+
+
+class CountsBack(Decoder):
+    """Has positions that it counts itself from the ids: those of other tokens depend on each of them."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.places = nn.Embedding(64, self.embed.embedding_dim)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) + self.places((ids > 5).cumsum(1))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def test_the_entry_that_is_looked_up_as_it_is_comes_first():
+    facts = StepUnderTest(Setup(CountsBack(), tokens(), loss_of)).facts
+    assert [source.vocabulary for source in facts.sources] == [VOCAB]
+    assert len(facts.tokens.ids) == ROWS
+
+
+def test_an_entry_among_others_is_found():
+    batch = {"labels": tokens() + 1, "ids": with_a_hole(), "mask": torch.ones(ROWS, tokens().shape[1])}
+
+    def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
+        return loss_of(model, batch["ids"])
+
+    facts = StepUnderTest(Setup(Reads(not_below_zero), batch, loss)).facts
+    assert facts.tokens.place == ("ids",)

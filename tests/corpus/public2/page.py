@@ -1,0 +1,258 @@
+"""Write docs/faults.md from what the check said of this list at first sight.
+
+python tests/corpus/public2/page.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+FIRST_SIGHT = Path(__file__).with_name("first_sight.json")
+"""What was said before anybody had changed a check or a case for it."""
+IN_FULL = Path(__file__).with_name("in_full.json")
+"""What was said next, with a maker, a step and a schedule handed over for each case, and no check changed."""
+MENDED_CASES = Path(__file__).with_name("mended_cases.json")
+"""What was said later of the cases that were themselves mistaken, once they were mended."""
+AFTER_MENDING = Path(__file__).with_name("after_mending.json")
+"""What is said once the statements that it showed to be wrong were mended."""
+MENDED = Path(__file__).with_name("mended.toml")
+"""Which statements these were, and what is left."""
+PAGE = ROOT / "docs" / "faults.md"
+COMMAND = "python tests/corpus/public2/page.py"
+FAULTS = ("named first", "named", "flagged", "missed", "error")
+OTHERS = ("clean", "false alarm", "error")
+
+Rows = Sequence[dict[str, Any]]
+
+TOP = """\
+# Faults that people met
+
+How often does `normlab check` name a fault that nobody tuned it for, and how often does it call a sound
+step faulty?
+
+Forty reports of public repositories from 2024 to 2026 were searched out by terms that had been written
+down before, and written as small training steps, each beside a sound twin. Thirty further sound steps
+are of today's kinds: mixtures of experts, recurrences, hyper-connections, loops, further heads,
+diffusion, speech, post-training. Whoever wrote them had not read how the checks work, and everything was
+committed before the first check was run. Terms and rules are in `tests/corpus/searches.md`, threads in
+`tests/corpus/public2/README.md`.
+
+A fault is *named first* if the first failure is a property that states its cause, at its place; *named*
+if a later one is; *flagged* if there are failures, but none of these; *missed* if there are none. Of a
+sound step, any failure is a *false alarm*.
+"""
+
+
+def kept(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def counted(rows: Rows, words: Sequence[str]) -> str:
+    counts = Counter(row["verdict"] for row in rows)
+    return ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
+
+
+def table(header: Sequence[str], lines: Iterator[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(header)} |"
+    yield "|" + " --- |" * len(header)
+    for cells in lines:
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def first_failure(row: dict[str, Any]) -> str:
+    if row["error"]:
+        return row["error"]
+    if not row["failures"]:
+        return "–"
+    name, module, _ = row["failures"][0]
+    return f"{name} at {module}" if module else name
+
+
+def fault_line(row: dict[str, Any]) -> Sequence[str]:
+    wanted = " or ".join(row["named_by"]) or "no property"
+    return row["thread"], row["kind"], f"`{row['name']}`", wanted, row["verdict"], first_failure(row)
+
+
+def figures(rows: Rows) -> Iterator[str]:
+    """Return the sums of faults, of those that a property speaks of, and of sound steps."""
+    faults = [row for row in rows if row["role"] == "fault"]
+    spoken = [row for row in faults if row["named_by"]]
+    twins = [row for row in rows if row["role"] == "twin"]
+    sound = [row for row in rows if row["role"] == "sound"]
+    parts = (
+        ("faults", faults, FAULTS),
+        ("of these, faults that some property speaks of", spoken, FAULTS),
+        ("their sound twins", twins, OTHERS),
+        ("other sound steps", sound, OTHERS),
+    )
+    yield from table(("", "cases", "verdicts"), ((n, str(len(p)), counted(p, w)) for n, p, w in parts))
+
+
+def by_kind(rows: Rows) -> Iterator[Sequence[str]]:
+    faults = [row for row in rows if row["role"] == "fault"]
+    for kind in sorted({row["kind"] for row in faults}):
+        those = [row for row in faults if row["kind"] == kind]
+        yield kind, str(len(those)), counted(those, FAULTS)
+
+
+def page() -> str:
+    data = kept(FIRST_SIGHT)
+    rows = data["rows"]
+    seconds = sorted(row["seconds"] for row in rows)
+    lines = [
+        TOP,
+        "## At first sight",
+        "",
+        judged_on(data, seconds),
+        "",
+        *figures(rows),
+        "",
+        "Which kinds are found:",
+        "",
+        *table(("kind", "faults", "verdicts"), by_kind(rows)),
+        "",
+        "## Each fault",
+        "",
+        "*Wanted* are the properties that state the cause by their own words; they were written down before.",
+        "",
+        *table(
+            ("thread", "kind", "case", "wanted", "verdict", "first failure"),
+            (fault_line(row) for row in rows if row["role"] == "fault"),
+        ),
+        "",
+        told_in_notes(rows),
+        "",
+        "## False alarms",
+        "",
+        *table(
+            ("setup", "kind", "first failure", "what it says"),
+            (
+                (f"`{row['name']}`", row["kind"], first_failure(row), row["failures"][0][2])
+                for row in rows
+                if row["verdict"] == "false alarm"
+            ),
+        ),
+        "",
+        *mended(),
+        *in_full(rows),
+        *after_mending(rows),
+        "All that was said of each case is in `tests/corpus/public2/first_sight.json`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def judged_on(data: dict[str, Any], seconds: Sequence[float]) -> str:
+    """Return when, at which commit and how fast cases were judged, from their seconds in order."""
+    middle, most = seconds[len(seconds) // 2], seconds[-1]
+    return (
+        f"Judged on {data['date']} at commit `{data['commit'][:8]}`, with {data['budget_s']:.0f} s a case at "
+        f"most. A case took {middle:.0f} s ({most:.0f} s at most) on one busy core."
+    )
+
+
+def told_in_notes(rows: Rows) -> str:
+    """Return which faults a note states that no failure names."""
+    told = [
+        f"`{row['name']}` (`{name}`: {evidence})"
+        for row in rows
+        for name, _, evidence in row["notes"]
+        if row["verdict"] in ("flagged", "missed") and name in row["named_by"]
+    ]
+    listed = "; ".join(told) or "none"
+    return f"Notes, which do not count, speak of a wanted property in {len(told)} more: {listed}."
+
+
+def mended() -> Iterator[str]:
+    """Return what became of cases that were themselves mistaken, if there are any."""
+    if not MENDED_CASES.exists():
+        return
+    data = kept(MENDED_CASES)
+    yield "## Cases that were mistaken"
+    yield ""
+    yield data["why"]
+    yield ""
+    yield from table(
+        ("case", "role", "at first sight", "mended", "first failure"),
+        ((f"`{r['name']}`", r["role"], r["before"], r["verdict"], first_failure(r)) for r in data["rows"]),
+    )
+    yield ""
+
+
+def change(before: dict[str, Any], row: dict[str, Any]) -> Sequence[str]:
+    return f"`{row['name']}`", row["role"], before["verdict"], row["verdict"], first_failure(row)
+
+
+def in_full(before: Rows) -> Iterator[str]:
+    """Return what was said when each case handed over all that a training has, and what changed."""
+    data = kept(IN_FULL)
+    first = {row["name"]: row for row in before}
+    seconds = sorted(row["seconds"] for row in data["rows"])
+    changed = [row for row in data["rows"] if row["verdict"] != first[row["name"]]["verdict"]]
+    yield "## Handed over in full"
+    yield ""
+    yield (
+        "Most of these setups are what a user types first: a model, a batch, a loss and an optimizer. So "
+        "they were judged once more, with no check changed, but with the function that makes the model, a "
+        "step that clips, and a schedule of 100 steps wherever a case had none of its own. Cases that were "
+        "mended are judged as mended."
+    )
+    yield ""
+    yield judged_on(data, seconds)
+    yield ""
+    yield from figures(data["rows"])
+    yield ""
+    if not changed:
+        yield "No verdict is another than at first sight."
+    else:
+        yield "What is said otherwise than at first sight:"
+        yield ""
+        header = ("case", "role", "at first sight", "in full", "first failure")
+        yield from table(header, (change(first[row["name"]], row) for row in changed))
+    yield ""
+
+
+def after_mending(before: Rows) -> Iterator[str]:
+    """Return what is said since wrong statements were mended, and what is left."""
+    data, told = kept(AFTER_MENDING), tomllib.loads(MENDED.read_text(encoding="utf-8"))
+    rows, first = data["rows"], {row["name"]: row for row in before}
+    seconds = sorted(row["seconds"] for row in rows)
+    changed = [row for row in rows if row["verdict"] != first[row["name"]]["verdict"]]
+    yield "## After mending"
+    yield ""
+    yield (
+        "Everything above is what was said before a check was changed. The list has since shown which "
+        "statements were wrong, and it is no longer new to the checks: what follows is no measure of them."
+    )
+    yield ""
+    yield judged_on(data, seconds)
+    if len(rows) < len(before):
+        yield ""
+        yield f"So far, {len(rows)} of the {len(before)} cases are judged anew."
+    yield ""
+    yield from figures(rows)
+    yield ""
+    header = ("case", "role", "at first sight", "now", "first failure")
+    yield from table(header, (change(first[row["name"]], row) for row in changed))
+    yield ""
+    yield "Which statements were wrong:"
+    yield ""
+    for one in told["statement"]:
+        cases = ", ".join(f"`{name}`" for name in one["cases"])
+        yield f"- `{one['property']}` ({cases}). {' '.join(one['wrong'].split())}"
+    yield ""
+    yield "What is left, and why no exact statement names it:"
+    yield ""
+    yield from (f"- `{one['case']}`. {' '.join(one['why'].split())}" for one in told["left"])
+    yield ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"{PAGE}\n")
