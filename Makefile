@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dis
 NO_HANG := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 # The tests that compute, and what makes torch, MKL and oneDNN compute as on other processors.
 COMPUTING := $(addprefix tests/,checks contracts oracles parity nn initial optim diagnosis trace papers lab/tasks lab/training \
-  lab/comparison)
+  lab/comparison judging)
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 \
   ONEDNN_MAX_CPU_ISA=AVX2
 export PYTHON
@@ -25,7 +25,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test test-slow test-bare test-isa format docs bench clean
+.PHONY: help install demo lint test test-slow test-corpus test-bare test-beside test-isa format docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -55,6 +55,12 @@ test: lint ## lint, then every test that takes up to a second or two
 
 test-slow: $(STAMP) ## the tests that take longer, up to minutes
 	$(PYTEST) $(NO_HANG) -m slow
+
+test-corpus: $(STAMP) ## every case of the corpus, of which test-slow judges a part
+	$(PYTEST) $(NO_HANG) -m "slow or long" tests/corpus
+
+test-beside: $(STAMP) ## what installing normlab changes beside transformers, TRL, Lightning and datasets
+	@bash tools/beside.sh $(BIN)/python build/beside
 
 test-bare: $(STAMP) ## the instruments beside torch and the base dependencies, in an environment of their own
 	@bash tools/bare.sh $(BIN)/python build/bare

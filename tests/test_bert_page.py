@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from normlab.lab.comparison.result import has_trained
-from normlab.papers import ARTEFACTS
 from normlab.papers.results import KEPT, read_reproduction
-from normlab.papers.words import tallied
 from test_quoted import prose
 
 SCORES = {"xiong2020.fig5a": ("nll", "masked_accuracy"), "xiong2020.fig5bc": ("accuracy", "f1")}
@@ -19,7 +17,6 @@ def bert_page() -> Iterator[str]:
     """The page's sentences and rows of tables."""
     for id_, names in SCORES.items():
         found = read_reproduction(KEPT / f"{id_}.json")
-        yield f"`{id_}`: {tallied(found.tally(ARTEFACTS[id_].claims))}"
         ends = {row["cell"]: f" [{row['low']:.2f}, {row['high']:.2f}]" for row in found.tables["cells"]}
         for cell, runs in itertools.groupby(found.tables["runs"], key=lambda row: row["cell"]):
             seeds = [(has_trained(row["outcome"]), *(row[name] for name in names)) for row in runs]

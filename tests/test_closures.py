@@ -14,6 +14,7 @@ INSTRUMENTS = {
     "trial": "normlab.trials.trial",
     "diagnose": "normlab.diagnosis.diagnose",
     "watch": "normlab.watching.watch",
+    "judge": "normlab.judging.judge",
 }
 LABORATORY = ("normlab.lab", "normlab.nn", "normlab.optim", "normlab.papers")
 MODEL = """
@@ -52,6 +53,7 @@ with normlab.watch(model, optimizer, out='.', every_steps=1) as watch:
     optimizer.step()
 watch.page.rename('page.html')
 """,
+    "judge": "normlab.judge({'a': [1.0, 2.0, 3.0], 'b': [1.1, 2.2, 3.1]}).page('page.html')",
 }
 """A page by each instrument, in the current folder."""
 LIST = "\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
@@ -84,6 +86,11 @@ def test_the_page_of_an_instrument_loads_nothing_of_the_laboratory(instrument, t
     modules = loaded_after(MODEL + USES[instrument], tmp_path)
     assert (tmp_path / "page.html").stat().st_size > 1000
     assert rooms_entered(modules) == set()
+
+
+@pytest.mark.slow
+def test_scores_are_judged_without_torch(tmp_path):
+    assert "torch" not in loaded_after("import normlab\n" + USES["judge"], tmp_path)
 
 
 def test_a_room_of_the_laboratory_is_seen():

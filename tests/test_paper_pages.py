@@ -1,75 +1,64 @@
-"""The pages of the papers are what claims and kept results say today."""
+"""The pages of the papers are what findings and kept results say today."""
 
+import re
 from functools import cache
 
-import findings
-import papers as tool
-from normlab.papers import ARTEFACTS, PAPERS
+import pytest
 
-STALE = f"docs/papers is not what claims and results say; type: {tool.COMMAND}"
+import papers as tool
+from normlab.papers import ARTEFACTS, PAPERS, phrases
+from normlab.papers.finding import own_findings
 
 written = cache(tool.written)
+STALE = f"it is not what findings and results say; type: {tool.COMMAND}"
 
 
-def test_a_page_is_what_claims_and_results_say():
-    stale = [path.name for path, text in written().items() if path.read_text(encoding="utf-8") != text]
-    assert stale == [], STALE
+PAGES = [*(tool.FOLDER / f"{key}{ending}" for key in PAPERS for ending in (".md", ".svg")), tool.ALL]
 
 
-def test_every_artefact_is_of_a_paper():
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_is_what_findings_and_results_say(path):
+    assert path.read_text(encoding="utf-8") == written()[path], STALE
+
+
+def test_every_artefact_is_of_a_paper_and_on_its_page():
     assert {id_.partition(".")[0] for id_ in ARTEFACTS} == PAPERS.keys()
+    pages = {key: written()[tool.FOLDER / f"{key}.md"] for key in PAPERS}
+    assert all(f"### `{id_}`\n" in pages[id_.partition(".")[0]] for id_ in ARTEFACTS)
 
 
-def test_what_differs_has_a_reason_or_says_that_there_is_none_yet():
-    differing = [
-        part
-        for text in written().values()
-        for part in text.partition("## Claims that were changed")[0].split("\n### ")[1:]
-        if "| does not hold |" in part
+def test_a_page_opens_with_its_findings_each_with_answer_and_regime():
+    for key in PAPERS:
+        rows = written()[tool.FOLDER / f"{key}.md"].partition("![")[0].splitlines()
+        shown = [line.split(" | ") for line in rows if re.match(r"\| [A-Z]\d+ \| ", line)]
+        wanted = [(one.finding.id, tool.answer(one)) for one in tool.of_paper(key)]
+        assert [(row[0].strip("| "), row[-1].removesuffix(" |")) for row in shown] == wanted
+
+
+def test_the_page_of_all_findings_has_what_each_effect_was_expected_to_be():
+    rows = [
+        line.split(" | ") for line in written()[tool.ALL].splitlines() if re.match(r"\| [A-Z]\d+ \| ", line)
     ]
-    assert differing
-    for part in differing:
-        *_, why = part.strip().split("\n\n")
-        assert why.endswith(".")
-        assert not why.startswith(("- ", "|"))
+    assert [row[0].strip("| ") for row in rows] == list(own_findings())
+    for row, one in zip(rows, tool.findings().values(), strict=True):
+        assert [row[2], *row[3:6]] == [tool.answer(one), *tool.first_effect(one)]
 
 
-def test_every_claim_is_on_its_page_with_its_verdict():
+def test_what_to_rely_on_names_findings_that_there_are_by_their_answers():
+    headline = tool.HEADLINE.read_text(encoding="utf-8")
+    named = set(re.findall(r"\b[XNLAD]\d+\b", headline))
+    assert named <= own_findings().keys()
+    assert len(named) >= 20
+
+
+def test_what_stands_beside_a_printed_value_was_measured():
     for one in tool.standings().values():
-        part = tool.artefact(one)
-        rows = [
-            line
-            for line in part.splitlines()
-            if line.endswith(("holds |", "does not hold |", "passes |", "undecided |"))
-        ]
-        assert len(rows) == (len(one.artefact.claims) if one.fresh else 0), one.artefact.id
+        told = {name for names in one.artefact.beside.values() for name in names}
+        assert one.artefact.beside.keys() <= one.artefact.published.keys(), one.artefact.id
+        assert told <= {*one.measures, *phrases.cells_of(one)}, one.artefact.id
 
 
-def test_the_table_of_findings_is_what_results_say():
-    book = findings.BOOK.read_text(encoding="utf-8")
-    assert findings.written(book) == book, f"type: {findings.COMMAND}"
-
-
-def test_every_pattern_of_a_finding_names_claims():
-    patterns = [pattern for some in findings.FINDINGS.values() for pattern in some]
-    assert all([*findings.verdicts(pattern)] for pattern in patterns)
-
-
-def test_artefacts_that_contradict_each_other_are_said(monkeypatch):
-    given = {"a.b": ["agrees"], "c.d": ["disagrees", "undecided"]}
-    monkeypatch.setattr(findings, "rows", lambda: iter([("it holds", given)]))
-    assert findings.table().endswith(
-        "| it holds | `a.b` agrees; `c.d` disagrees 1 of 2, undecided 1 of 2 | they disagree |"
-    )
-
-
-def test_the_open_claims_are_those_that_count_and_are_not_decided():
-    rows = [line for line in written()[tool.OPEN].splitlines() if line.startswith("| `")]
-    verdicts = [
-        claim.verdict(one.found.measures if one.fresh and one.found is not None else {})
-        for one in tool.standings().values()
-        for claim in one.artefact.claims
-        if not claim.check
-    ]
-    assert len(rows) == sum(verdict in ("undecided", "not run") for verdict in verdicts) > 0
-    assert all(row.count("|") - row.count("\\|") == 4 for row in rows)
+def test_no_page_has_a_floor_or_rounding_for_a_number():
+    for path, text in written().items():
+        if path.suffix == ".md":
+            assert not re.search(r"\d\.\d*0{8}", text), path.name

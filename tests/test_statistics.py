@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from normlab.lab.comparison.statistics import LEVEL
+from normlab.judging.statistics import LEVEL
 from scripts import script
 
 seeds = script("seeds")

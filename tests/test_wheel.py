@@ -12,7 +12,8 @@ from zipfile import ZipFile
 import pytest
 
 from normlab.papers import ARTEFACTS
-from normlab.papers.results import KEPT, SUPERSEDED
+from normlab.papers.regimes import read_book, read_source
+from normlab.papers.results import KEPT
 
 HOME = Path(__file__).parents[1]
 
@@ -30,12 +31,19 @@ def unpacked(tmp_path_factory):
 
 def test_the_wheel_holds_the_package_and_the_kept_results_of_the_papers(unpacked):
     inside = unpacked / "normlab/papers/results"
+    read = {source for regime in read_book().regimes.values() for source in regime.sources}
+    assert {source: read_source(source, (inside,)) for source in read} == {
+        source: read_source(source) for source in read
+    }
     kept, packed = (
-        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json")}
-        for folder in (KEPT, inside)
+        {path.name: path.read_bytes() for path in folder.glob("*.json")}
+        for folder in (KEPT, inside / "papers")
     )
     assert packed == kept
-    assert any(name.startswith(SUPERSEDED) for name in packed)
+    for name in ("checks/properties.toml", "cli/SKILL.md", "report/check.schema.json"):
+        assert (unpacked / "normlab" / name).is_file()
+    (entries,) = unpacked.glob("*.dist-info/entry_points.txt")
+    assert "[pytest11]\nnormlab = normlab.pytest_plugin" in entries.read_text(encoding="utf-8")
     assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"normlab"}
 
 
@@ -44,8 +52,8 @@ def test_an_installed_copy_shows_what_was_measured_in_an_empty_folder(unpacked, 
     command = [sys.executable, "-m", "normlab", "papers", "--json"]
     env = {**os.environ, "PYTHONPATH": str(unpacked)}
     shown = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
-    states = {one["id"]: one["state"] for one in json.loads(shown.stdout)}
+    states = {one["id"]: one["state"] for one in json.loads(shown.stdout)["artefacts"]}
     assert states.keys() == ARTEFACTS.keys()
-    measured = {id_ for id_, state in states.items() if state not in ("not run", "no study yet")}
+    measured = {id_ for id_, state in states.items() if state in ("measured", "not all runs")}
     assert measured == {path.stem for path in KEPT.glob("*.json")}
     assert not list(tmp_path.iterdir())

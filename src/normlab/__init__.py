@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from normlab.checks.check import check
     from normlab.diagnosis import Finding, diagnose, read_structure
     from normlab.errors import UserError
+    from normlab.judging.judge import judge
+    from normlab.judging.sequential import Judge
     from normlab.lab.comparison.compare import compare
     from normlab.lab.comparison.plan import plan
     from normlab.lab.comparison.result import CompareRequest
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from normlab.lab.training.train import train
     from normlab.lab.training.translate import translate
     from normlab.scaling.transfer import transfer
+    from normlab.setups.capture import capture
     from normlab.setups.setup import Setup
     from normlab.trace.record import record
     from normlab.trace.trace import Trace
@@ -40,7 +43,10 @@ _HOME = {
     "trial": "normlab.trials.trial",
     "transfer": "normlab.scaling.transfer",
     "watch": "normlab.watching.watch",
+    "judge": "normlab.judging.judge",
+    "Judge": "normlab.judging.sequential",
     "Setup": "normlab.setups.setup",
+    "capture": "normlab.setups.capture",
     "Trace": "normlab.trace.trace",
     "record": "normlab.trace.record",
     "read_structure": "normlab.diagnosis",

@@ -31,6 +31,10 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
+class NoStepError(UserError):
+    """A script ended without a step of an optimizer after a backward pass."""
+
+
 class SpentError(UserError):
     """The budget was spent before the end; the same command continues from there."""
 

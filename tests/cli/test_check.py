@@ -105,7 +105,7 @@ def test_files_for_programs_name_the_failure_and_the_line_of_its_class(here, cap
     with pytest.raises(SystemExit):
         main(["check", "train_of_this_test.py:leaky", *BUDGET, *files])
     stored = json.loads(capsys.readouterr().out)
-    assert stored["failures"][0]["property"] == "causality"
+    assert stored["failed"][0]["property"] == "causality"
     assert set(stored["parameters"]) > {"head.weight", "blocks.0.maps.weight"}
     page = Path("page.html").read_text()
     assert "Causality fails at blocks.0" in page
@@ -167,18 +167,20 @@ def test_a_recipe_and_a_run_are_checked(here, capsys):
         ("", "normlab check train.py:setup"),
         ("nowhere.py:setup", "there is no file nowhere.py"),
         ("train_of_this_test.py:setpu", "has no 'setpu'"),
-        ("train_of_this_test.py:wrong", "setup() returned 3"),
+        ("train_of_this_test.py:wrong", "wrong() returned 3"),
         ("train_of_this_test.py:needs", "needs the arguments path"),
         ("train_of_this_test.py:raises", "raised ZeroDivisionError"),
         ("no_such_module:setup", "raised ModuleNotFoundError"),
         ("train_of_this_test.py:setup --recipe pre", "would ignore --recipe"),
         ("train_of_this_test.py:setup --checkpoints last", "needs a run"),
         ("train_of_this_test.py:setup --trust-remote-code", "needs hf:FOLDER"),
+        ("train_of_this_test.py:setup --no-shrink", "--no-shrink needs hf:FOLDER or hf:ORG/NAME"),
+        ("hf:folder --shrink --no-shrink", "--shrink and --no-shrink exclude each other"),
         ("train_of_this_test.py:setup --declared nothing", "neither a file nor a recipe"),
         ("train_of_this_test.py:setup --budget-s 0", "budget_s is 0"),
         ("train_of_this_test.py:setup --baseline train_of_this_test.py", "train_of_this_test.py"),
-        ("hf:nowhere", "config.json cannot be read"),
-        ("0123abcd", "no runs in runs"),
+        ("hf:no/such/folder", "there is no folder no/such/folder"),
+        ("0123abcd", "no run in runs"),
     ],
 )
 def test_what_cannot_be_checked_is_one_sentence(here, capsys, typed, told):
@@ -194,3 +196,19 @@ def test_the_command_is_shown_though_the_file_has_arguments_of_its_own(here, mon
     main(words)
     shown = json.loads(capsys.readouterr().out)["command"]
     assert shown.startswith("normlab check train_of_this_test.py:setup --json")
+
+
+@pytest.mark.slow
+def test_a_smaller_model_is_said_in_the_json(tmp_path, capsys):
+    sizes = {"hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 8, "vocab_size": 50000}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_attention_heads": 16,
+        **sizes,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    main(["check", f"hf:{tmp_path}", "--json", "--budget-s", "20"])
+    captured = capsys.readouterr()
+    assert "hidden_size 2048 → " in json.loads(captured.out)["facts"]["shrunk"]
+    assert "--no-shrink" in captured.err

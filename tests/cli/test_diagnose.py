@@ -163,7 +163,7 @@ def test_the_gate_closes_for_findings_as_severe(here, gate, severities, code, mo
     [
         (["my_net_of_this_test.py:without_loss"], "Net puts out no loss"),
         (["no_such_module:f"], "raised ModuleNotFoundError"),
-        (["0123abcd"], "no runs in runs; make one: normlab train"),
+        (["0123abcd"], "no run in runs"),
         (["--recipe", "pree"], "did you mean 'pre'"),
         ([*MINE, "--blocks", "layer"], "blocks='layer' fits no module of the model"),
     ],

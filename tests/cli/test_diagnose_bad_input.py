@@ -163,7 +163,7 @@ def test_the_same_sentence_at_the_prompt_and_from_python(theirs, capsys, model, 
 @each(
     ("words", "sentence"),
     [
-        ("0123abcd", "no runs in runs; make one: normlab train"),
+        ("0123abcd", "no run in runs"),
         (
             "0123abcd --lr 1e-3",
             "0123abcd has a configuration or a setup of its own, so normlab would ignore --lr",
@@ -173,7 +173,7 @@ def test_the_same_sentence_at_the_prompt_and_from_python(theirs, capsys, model, 
         ("mine.py:setup --force", "would ignore --force"),
         ("0123abcd --flight --fail-on problem", "--flight makes no diagnosis, so it would ignore --fail-on"),
         ("--flight", "name the run, as in normlab diagnose RUN --flight"),
-        ("mine.py:no_module", "setup() has no 'layers'"),
+        ("mine.py:no_module", "no_module() has no 'layers'"),
         ("mine.py:absent", "raised FileNotFoundError: no data here"),
         ("mine.py:built", "has no 'built'"),
         ("no_such_one:build", "raised ModuleNotFoundError"),

@@ -44,20 +44,30 @@ MACHINE = (
 )
 SOURCE = "source module arguments recipe lr seed config out as_json runs force imports"
 OWN = {
-    "compare": "asked config plan imports",
+    "compare": "files asked config plan imports",
     "train": "recipe lr seed out config init_from force imports",
     "run translate": ("run_folder files weights step threads output n_best typed prefix runs imports"),
     "run sample": "run_folder text tokens samples temperature top_k top_p seed window weights runs imports",
     "run score": "hypotheses references tokenised target_lang against",
     "run list": "runs",
     "run report": "of page runs",
-    "diagnose": f"{SOURCE} blocks branches tokens preset checkpoints step flight fail_on",
-    "check": f"{SOURCE} budget_s declared baseline checkpoints step trust_remote_code tokens junit sarif",
+    "diagnose": f"{SOURCE} blocks branches tokens preset checkpoints step optimizer flight fail_on",
+    "check": (
+        f"{SOURCE} budget_s declared allow baseline checkpoints step optimizer tokens junit sarif "
+        "trust_remote_code shrink no_shrink"
+    ),
+    "judge": (
+        "source metric take higher_is_better baseline candidate margin by seed_column name budget max_seeds"
+        " first_seed patient jobs on depends folder ledger fresh_seeds out as_json"
+    ),
+    "explain": "properties as_json",
+    "skill": "",
     "trial": f"{SOURCE} budget rates change folder",
     "transfer": f"{SOURCE} widths depths seeds rates decays target factor budget folder",
+    "watch": "source module arguments out every_steps probes",
     "recipes": "names axis config force imports",
-    "papers list": "names as_json scale runs imports",
-    "papers show": "names as_json scale runs imports",
+    "papers list": "names as_json scale runs paper imports",
+    "papers show": "names as_json scale runs paper imports",
     "run export": "run_folder out to weights runs imports",
     "run fold": "run_folder out weights max_positions runs imports",
     "papers reproduce": "names runs data jobs on scale device budget without again imports",
@@ -65,7 +75,7 @@ OWN = {
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 
 
-REQUEST = "recipes setup lrs seeds first_seed sweep_seed title jobs on out margin exchanges force"
+REQUEST = "recipes lrs seeds first_seed sweep_seed title jobs on out margin exchanges force"
 DECODE = "beam length_penalty length_penalty_formula sample temperature top_k top_p sample_seed min_length"
 
 

@@ -14,15 +14,19 @@ import pytest
 
 from normlab import papers
 from normlab.cli.main import main
-from normlab.cli.papers import ReproduceCommand
+from normlab.cli.presets import CONFIGS
 from normlab.errors import UserError
-from normlab.papers import results as reproductions_store
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.bases import LAPTOP
-from normlab.papers.results import write_reproduction, write_superseded
+from normlab.papers.experiments import kept, planned_for, read_experiment
+from normlab.papers.finding import own_findings
+from normlab.papers.phrases import SCHEMA_VERSION
+from normlab.papers.regimes import RUNS_FILE, read_book
+from normlab.papers.results import write_reproduction
 from normlab.papers.trainings import Trainings
+from planned import TOY
 from report import reproductions
-from report.reproductions import ARTEFACT, changed
+from report.reproductions import ARTEFACT
 
 PLAIN = replace(ARTEFACT, drawings=())
 """Its page is quick to make."""
@@ -35,7 +39,7 @@ LARGE = replace(
         "gpu": Trainings(LAPTOP, {"post": {"recipe": "post", "optim.lr": 2e-3}}, 1, "It is large."),
     },
 )
-BARE = Artefact("other.bare", "P", "Nothing.", {"a": 1.0}, "A.")
+BARE = Artefact("other.bare", "P", "Nothing.", {"a": 1.0})
 
 
 def found(artefact: Artefact = PLAIN) -> Reproduction:
@@ -69,22 +73,61 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
     return calls
 
 
-def test_the_list_has_every_artefact_and_counts_states(capsys, monkeypatch, tmp_path):
+def test_without_a_name_the_list_has_every_finding_and_counts_answers(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reproductions_store, "KEPT", tmp_path)
     assert main(["papers"]) == 0
-    *lines, of_papers, of_disputes = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["artefact", *papers.ARTEFACTS]
-    assert all(a.study for a in papers.ARTEFACTS.values())
-    assert of_papers == "59 artefacts: none measured yet, 59 artefacts not run"
-    assert of_disputes == "10 disputes: none measured yet, 10 disputes not run"
+    head, *lines, empty, counted, counts, more = capsys.readouterr().out.splitlines()
+    findings = own_findings()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(findings)
+    assert counted.startswith(f"{len(findings)} findings: ")
+    assert counts.startswith("a/c/o: ")
+    assert (head.split()[:3], empty) == (["finding", "answer", "a/c/o"], "")
+    assert more.endswith("normlab papers show X1")
+
+
+def test_a_paper_has_its_findings_and_its_tables_and_figures(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     assert main(["papers", "apx"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
-        "artefact",
-        "apx.blocks",
-        "apx.claims",
-        "2",
-    ]
+    first = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert [name for name in first if name.startswith(("A", "apx."))] == [
+        "ApX", "A1", "A2", "A3", "A4", "apx.blocks", "apx.claims",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["L9", "l9"])
+def test_a_finding_is_shown_with_all_that_was_measured(capsys, name):
+    assert main(["papers", "show", name]) == 0
+    shown = capsys.readouterr().out
+    finding = own_findings()["L9"]
+    assert shown.startswith("L9: ")
+    for piece in (*finding.evidence, *finding.left_out):
+        assert piece.says in shown
+    assert finding.because in shown
+    assert finding.published in shown
+    assert "the runs that are missing: normlab papers reproduce L9" in shown
+
+
+def test_json_has_every_finding_with_its_effects_and_regimes(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["papers", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["schema_version"] == SCHEMA_VERSION
+    assert [one["id"] for one in content["findings"]] == list(own_findings())
+    assert [one["id"] for one in content["artefacts"]] == list(papers.ARTEFACTS)
+    first = content["findings"][0]
+    assert first["answer"] == "supported"
+    piece = first["evidence"][0]
+    assert (piece["effect"], piece["regime"], piece["n"], piece["unit"]) == (
+        "difference",
+        "multi30k",
+        3,
+        "BLEU",
+    )
+    assert first["counts"]["agrees"] == sum(one["reading"] == "agrees" for one in first["evidence"])
+    assert piece["interval"][0] < piece["value"] < piece["interval"][1]
+    assert (piece["expected"], piece["reading"]) == ([0.0, None], "agrees")
+    named = {one["regime"] for f in content["findings"] for one in (*f["evidence"], *f["left_out"])}
+    assert named == {one["name"] for one in content["regimes"]}
 
 
 def test_an_unknown_one_is_one_sentence(capsys):
@@ -96,64 +139,33 @@ def test_one_is_shown_whole(measured, capsys, tmp_path):
     write_reproduction(found(), tmp_path / "runs" / "papers")
     assert main(["papers", ARTEFACT.id]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("example.change: 1 of 5 hold, 2 undecided\n")
-    assert "the exponent of Post-LN: 1.01 [0.95, 1.07], allowed 0.9 to 1.1; published 1" in said
+    assert said.startswith("example.change: measured\n")
+    assert "1.01 [0.95, 1.07]" in said
     assert "Sections 3 & 5 exchange their numbers." in said
     assert "cell 11" in said
     assert said.endswith("normlab papers reproduce example.change\n")
 
 
+def test_a_table_that_a_paper_has_names_its_findings(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["papers", "show", "xiong2020.fig4ab"]) == 0
+    said = capsys.readouterr().out
+    assert [name for name in own_findings() if f"\n{name}: " in said] == ["X4", "X5", "X9"]
+
+
 def test_json_says_everything(measured, capsys, tmp_path):
     write_reproduction(found(), tmp_path / "elsewhere" / "papers")
     assert main(["papers", "example", "--json", "--runs", "elsewhere"]) == 0
-    first, second = json.loads(capsys.readouterr().out)
-    assert (first["id"], first["state"], second["state"]) == (ARTEFACT.id, "disagrees", "not run")
-    assert first["claims"][0]["measured"] == {
-        "value": 1.01,
-        "low": 0.95,
-        "high": 1.07,
-        "runs": 0,
-        "share": False,
-    }
-    assert [claim["verdict"] for claim in first["claims"]] == [
-        "agrees",
-        "disagrees",
-        "undecided",
-        "not run",
-        "undecided",
-    ]
-    assert first["published"]["cell 3"] == 3.0
-    assert first["measured_for"] == first["fingerprint"] == ARTEFACT.fingerprint()
-    assert (first["holds"], first["version"], first["earlier"]) == ("1 of 5 hold, 2 undecided", 1, [])
+    first, second = json.loads(capsys.readouterr().out)["artefacts"]
+    assert (first["id"], first["state"], second["state"]) == (ARTEFACT.id, "measured", "not run")
+    assert (first["measures"]["post_exponent"]["value"], first["published"]["cell 3"]) == (1.01, 3.0)
+    assert first["file"] == "elsewhere/papers/example.change.json"
 
 
-def test_an_earlier_version_is_shown_with_its_verdicts_wherever_the_new_one_is(
-    measured, capsys, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(reproductions_store, "KEPT", tmp_path / "kept")
-    write_superseded(replace(PLAIN, date="2001-01-01"), found())
-    second = replace(changed(PLAIN), version=2, date="2002-02-02", reason="The bound was ours.")
-    monkeypatch.setitem(papers.ARTEFACTS, PLAIN.id, second)
-    write_reproduction(replace(found(), fingerprint=second.fingerprint()), tmp_path / "runs" / "papers")
-    for command in (["papers", PLAIN.id], ["papers", "reproduce", PLAIN.id]):
-        assert main(command) == 0
-        said = capsys.readouterr().out
-        assert "version 2, 2002-02-02: The bound was ours." in said
-        assert "Version 1, 2001-01-01: 1 of 5 hold, 2 undecided" in said
-        assert said.count("the exponent of Post-LN: 1.01 [0.95, 1.07]") == 2
-    assert main(["papers", PLAIN.id, "--json"]) == 0
-    ((one,),) = [entry["earlier"] for entry in json.loads(capsys.readouterr().out)]
-    assert (one["version"], one["date"], one["found"]["tables"]) == (1, "2001-01-01", {})
-    assert one["verdicts"][:2] == ["agrees", "disagrees"]
-
-
-def test_a_stale_and_a_damaged_result_say_so(measured, capsys, tmp_path):
-    folder = tmp_path / "runs" / "papers"
-    path = write_reproduction(found(changed()), folder)
-    assert main(["papers", ARTEFACT.id]) == 0
-    assert "This was measured for another claim" in capsys.readouterr().out
+def test_a_damaged_result_says_so(measured, capsys, tmp_path):
+    path = write_reproduction(found(), tmp_path / "runs" / "papers")
     path.write_text("{")
-    assert main(["papers"]) == 0
+    assert main(["papers", "all"]) == 0
     assert "is not JSON" in capsys.readouterr().out
 
 
@@ -161,7 +173,7 @@ def test_what_is_measured_is_kept_shown_and_not_measured_twice(measured, capsys,
     command = ["papers", "reproduce", ARTEFACT.id, "--data", "texts"]
     assert main(command) == 0
     out, err = capsys.readouterr()
-    assert "agrees    the exponent of Post-LN: 1.01 [0.95, 1.07]" in out
+    assert "post_exponent: 1.01 [0.95, 1.07]" in out
     assert "half of it" in err
     folder = tmp_path / "runs" / "papers"
     assert {path.name for path in folder.iterdir()} == {
@@ -175,11 +187,9 @@ def test_what_is_measured_is_kept_shown_and_not_measured_twice(measured, capsys,
         (ARTEFACT.id, str(tmp_path / "texts"), "runs")
     ]
     assert main([*command, "--again"]) == 0
-    write_reproduction(found(changed()), folder)
-    assert main(command) == 0
     (folder / "example.change.json").write_text("{")
     assert main(command) == 0
-    assert len(measured) == 4
+    assert len(measured) == 3
 
 
 def test_several_go_on_past_one_that_fails(measured, capsys, monkeypatch):
@@ -230,15 +240,35 @@ def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measure
     assert [id_ for id_, *_ in measured] == [ARTEFACT.id]
 
 
-def test_what_rests_on_runs_that_the_budget_leaves_is_left_too(measured, capsys, monkeypatch):
-    resting = replace(PLAIN, id="example.rests", rests_on=[LARGE.id])
-    monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in (LARGE, resting)})
-    monkeypatch.setattr(ReproduceCommand, "_train", lambda self, todo, until: [])
-    main(["papers", "reproduce", "example", "--budget", "1h"])
-    said = capsys.readouterr()
-    assert "the budget is spent; not measured: example.rests; the same command" in said.out
-    assert said.err == ""
-    assert measured == []
+def test_a_finding_stands_for_its_tables_and_figures(measured, capsys, monkeypatch):
+    monkeypatch.setattr(papers, "ARTEFACTS", {"apx.claims": BARE, "xiong2020.fig2a": PLAIN})
+    main(["papers", "reproduce", "x2"])
+    assert [id_ for id_, *_ in measured] == [PLAIN.id]
+
+
+def test_the_runs_that_were_planned_for_a_finding_are_trained_once(measured, capsys, monkeypatch, tmp_path):
+    regime = tmp_path / "runs/toy/regime.toml"
+    regime.parent.mkdir(parents=True)
+    regime.write_text(TOY, encoding="utf-8")
+    planned = [read_experiment(regime, CONFIGS)]
+    monkeypatch.setattr("normlab.papers.experiments.planned_for", lambda *_: planned)
+    monkeypatch.setattr("normlab.report.papers.write_papers_page", lambda *_: "papers.html")
+    monkeypatch.setattr(papers, "ARTEFACTS", {"xiong2020.fig2a": PLAIN})
+    command = ["papers", "reproduce", "X2"]
+    main([*command, "--budget", "0s"])
+    assert "toy: 2 of 2 runs left; the same command trains them" in capsys.readouterr().out
+    main(command)
+    assert "toy: 0 of 2 runs left\n" in capsys.readouterr().out
+    rows = list(kept(regime.with_name(RUNS_FILE)).values())
+    assert [(row["cell"], row["seed"]) for row in rows] == [("post", 5), ("pre", 5)]
+    monkeypatch.setattr("normlab.papers.experiments.train", None)
+    main(command)
+    assert "toy: 0 of 2 runs left\n" in capsys.readouterr().out
+
+
+def test_the_planned_runs_of_a_finding_are_those_of_the_regimes_that_it_names():
+    finding = own_findings()["X5"]
+    assert [e.name for e in planned_for([finding], read_book(), CONFIGS)] == ["bert-placement"]
 
 
 def test_results_that_disagree_about_a_run_are_named(measured, capsys, monkeypatch, tmp_path):
@@ -247,7 +277,7 @@ def test_results_that_disagree_about_a_run_are_named(measured, capsys, monkeypat
     for artefact, bleu in zip(both, (20.25, 21.5), strict=True):
         rows = [{"cell": "post", "seed": 1, "run": "0123abcd4567", "bleu": bleu}]
         write_reproduction(replace(found(artefact), tables={"runs": rows}), tmp_path / "runs" / "papers")
-    assert main(["papers"]) == 0
+    assert main(["papers", "all"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "example.one and example.two disagree about run 0123abcd4567, bleu: 20.25 and 21.5." in said
     assert "normlab papers reproduce example.one example.two --again" in said
@@ -289,7 +319,7 @@ def test_an_accelerator_that_is_not_there_is_refused_before_a_run_begins(
 
 def test_a_result_of_another_scale_is_listed_shown_and_named(measured, capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(papers.ARTEFACTS, LARGE.id, LARGE)
-    result = replace(found(LARGE), scale="gpu", fingerprint=LARGE.fingerprint("gpu"))
+    result = replace(found(LARGE), scale="gpu")
     write_reproduction(result, tmp_path / "runs" / "papers")
     assert main(["papers", LARGE.id]) == 0
     said = capsys.readouterr().out
@@ -298,11 +328,10 @@ def test_a_result_of_another_scale_is_listed_shown_and_named(measured, capsys, m
     assert "at the gpu scale: normlab papers show example.large --scale gpu" in said
     assert main(["papers", LARGE.id, "--scale", "gpu"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("example.large: 1 of 5 hold, 2 undecided\n")
+    assert said.startswith("example.large: 0 runs so far\n")
     assert "The gpu scale: It is large." in said
     assert said.endswith("normlab papers reproduce example.large --scale gpu\n")
     assert main(["papers", "--scale", "gpu", "--json"]) == 0
-    plain = {one["id"]: one for one in json.loads(capsys.readouterr().out)}
+    plain = {one["id"]: one for one in json.loads(capsys.readouterr().out)["artefacts"]}
     assert {id_: one["scale"] for id_, one in plain.items()}[LARGE.id] == "gpu"
-    assert plain[LARGE.id]["measured_for"] == plain[LARGE.id]["fingerprint"]
     assert plain[ARTEFACT.id]["scale"] == "laptop"

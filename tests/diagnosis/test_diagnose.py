@@ -372,7 +372,7 @@ def frozen():
         (frozen, X, square, r"no parameter of Tower is trained.*model\.requires_grad_\(\)"),
         (tower, X.to("meta"), square, r"the model is on cpu and the batch on meta; move one of them"),
         (lambda: "bert", X, square,
-         "model must be an instance of Module or an instance of Setup, got 'bert'"),
+         "model is 'bert', and must be a torch.nn.Module"),
         (tower, X, None, r"Tower puts out no loss.*loss=lambda model, batch"),
         (tower, X, lambda m, b: m(b), r"the loss is a tensor of shape \[4, 6, 3\], and must be one number"),
         (tower, X, lambda m, b: m(b).mean().item(), r"the loss is float, and must be one number"),
@@ -428,8 +428,8 @@ def test_a_setup_without_an_optimizer_is_stepped_at_its_rate():
 @pytest.mark.parametrize(
     ("setup", "more", "sentence"),
     [
-        (Setup(tower(), X, square), {"loss": square}, "give a Setup alone, or a model with its batch"),
-        (Setup(tower(), X, square), {"optimizer": adam}, "give a Setup alone, or a model with its batch"),
+        (Setup(tower(), X, square), {"loss": square}, "give a Setup or a trainer alone, or a model"),
+        (Setup(tower(), X, square), {"optimizer": adam}, "give a Setup or a trainer alone, or a model"),
         (Setup(tower(), X, square, adam), {"lr": 1e-3}, r"its own learning rate; leave lr \(--lr\) out"),
         (Setup(tower(), X, square, lambda m: [adam(m), adam(m)]), {}, "has 2 optimizers"),
         (tower(), {"loss": square}, "give a batch too"),

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from rich.text import Text
+from tyro.conf import UseAppendAction, arg
 
 from normlab.base.files import write_text_atomic
 from normlab.base.io import to_plain
 from normlab.base.units import duration
-from normlab.cli import terminal
-from normlab.cli.options import FAILS, Switch, command_line, progress_line, title_lines
+from normlab.checks.allowed import allowed_here
+from normlab.checks.property import require_property
+from normlab.cli import errors, terminal
+from normlab.cli.options import Switch, command_line, progress_line, title_lines
 from normlab.cli.sources import ExaminedFlags
 from normlab.errors import UserError
+from normlab.report import contract
 
 if TYPE_CHECKING:
     from normlab.checks.report import Report
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from normlab.setups.setup import Setup
 
 STYLES: Final = {
+    "undecided": "bold yellow",
     "failure": "bold red",
     "advice": "",
     "follows": "dim",
@@ -30,17 +35,18 @@ STYLES: Final = {
     "untestable": "dim",
     "note": "yellow",
 }
+ALLOW: Final = (
+    "A property that may fail: it is shown, but does not count. May be given several times, or as "
+    "allow = […] under [tool.normlab.check] in the current folder's pyproject.toml."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCommand(ExaminedFlags):
     """Test one training step against properties that either hold exactly or fail.
 
-    SOURCE is train.py, your training script, with its own arguments after --; it runs unchanged up to its
-    first steps, and changes no weight. Or it is train.py:setup, a function of yours that returns
-    normlab.Setup(model, batches, …); hf:FOLDER, a folder with Hugging Face's config.json; or a run's folder,
-    or the beginning of its id. Without SOURCE, --recipe names a recipe. The exit code is 3 if a property
-    fails.
+    A script runs unchanged up to its first steps; its weights and files stay as they are. The exit code is 0
+    if what could be judged holds, 3 if a property fails, and 4 if too little could be judged.
     """
 
     WHAT: ClassVar[str] = """check tests one training step; type one of:
@@ -49,37 +55,43 @@ class CheckCommand(ExaminedFlags):
   normlab check -m package.train        the same, as a module
   normlab check train.py:setup          your function that returns normlab.Setup(model, batches, loss=…, …)
   normlab check hf:FOLDER               the model of FOLDER/config.json, newly drawn, with a batch that fits
+  normlab check hf:ORG/NAME             the same of a model on the Hub, by its configuration alone
   normlab check --recipe pre+smallinit  a recipe of normlab's
   normlab check RUN                     a run of normlab's, at its checkpoints"""
 
     budget_s: float = 60.0
-    """Seconds to spend at most; properties that do not fit are reported as untested."""
+    """Seconds to spend at most; what does not fit is reported as untested."""
     declared: str = ""
     """What you meant: a TOML file (causal, pad_id, …, starts by role or path), or a recipe for the starts."""
+    allow: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="PROPERTY", help=ALLOW)] = ()
     baseline: Path | None = None
-    """JSON of an earlier check; the parameters are compared with those in it."""
+    """JSON of an earlier check, to compare the parameters with."""
     trust_remote_code: Switch = False
-    """For hf: also run code that the folder's configuration names."""
+    """For hf: also run code that the configuration names."""
+    shrink: Switch = False
+    """For hf: check a smaller model of the same architecture, as is done above 200 million parameters."""
+    no_shrink: Switch = False
+    """For hf: check the model in its own size."""
     tokens: int = 512
     """Padded positions in the batch of a recipe or a run."""
     out: Path | None = None
-    """File of a page to write, such as check.html."""
+    """Write a page to this file, such as check.html."""
     junit: Path | None = None
-    """File to write the answers to as JUnit's XML, for a test report."""
+    """Write the answers to this file as JUnit's XML, for test reports."""
     sarif: Path | None = None
-    """File to write the failures to as SARIF, for code scanning."""
+    """Write the failures to this file as SARIF, for code scanning."""
 
     def run(self) -> None:
-        """Raises SystemExit with the code ``FAILS`` if a property fails."""
+        """Raises SystemExit with the exit code of the verdicts, unless that is 0."""
         command = command_line()
         self._require_flags()
-        shown, failed = list[dict[str, Any]](), False
+        allowed = (*self.allow, *allowed_here(Path.cwd()))
+        shown = list[dict[str, Any]]()
         for source, several in self.sources():
             with progress_line() as progress:
-                report, setup = self._tested(source, progress)
+                report, setup = self._tested(source, progress, allowed)
             plain = self._plain(source, report, setup) | {"command": command}
             shown.append(plain)
-            failed = failed or not report.ok
             if not self.as_json:
                 _print(source, report)
             if self.out is not None:
@@ -95,32 +107,49 @@ class CheckCommand(ExaminedFlags):
                 if path is not None:
                     write_text_atomic(path, write(shown))
         if self.as_json:
-            self.print_json(shown)
-        if failed:
-            raise SystemExit(FAILS)
+            self.print_json([contract.document(plain) for plain in shown])
+        if code := contract.exit_code(plain["verdict"] for plain in shown):
+            raise SystemExit(code)
 
     # ---------------------------------------------------------------------------------------------- sources
     def _require_flags(self) -> None:
         """Raise UserError if nothing is named, or if flags are typed that would be ignored."""
         self.require_one()
+        for name in self.allow:
+            require_property(name, "--allow")
         of_run = ["--checkpoints"] * bool(self.checkpoints) + ["--step"] * (self.step is not None)
         if self.kind != "run" and of_run:
             raise UserError(f"{' and '.join(of_run)} needs a run, as in normlab check RUN {of_run[0]} …")
-        if self.kind != "hf" and self.trust_remote_code:
-            raise UserError("--trust-remote-code needs hf:FOLDER")
+        of_hf = {
+            "--trust-remote-code": self.trust_remote_code,
+            "--shrink": self.shrink,
+            "--no-shrink": self.no_shrink,
+        }
+        ignored = [flag for flag, typed in of_hf.items() if typed]
+        if self.kind != "hf" and ignored:
+            raise UserError(f"{ignored[0]} needs hf:FOLDER or hf:ORG/NAME")
+        if self.shrink and self.no_shrink:
+            raise UserError("--shrink and --no-shrink exclude each other; type one of them")
 
     def sources(self) -> Iterator[tuple[NamedSetup, bool]]:
         """Yield what is to be tested, and whether it is one of several."""
         if self.kind != "hf":
             yield from super().sources()
             return
-        from normlab.setups.huggingface import setup_from_folder
+        from normlab.setups.huggingface import setup_from_configuration
 
-        folder = Path(self.source.removeprefix("hf:"))
-        yield setup_from_folder(folder, seed=self.seed, trust_remote_code=self.trust_remote_code), False
+        named = setup_from_configuration(
+            self.source.removeprefix("hf:"),
+            seed=self.seed,
+            trust_remote_code=self.trust_remote_code,
+            shrink=True if self.shrink else False if self.no_shrink else None,
+        )
+        if "shrunk" in named.facts and not self.shrink:
+            errors.write("checking a smaller model of the same architecture; --no-shrink checks its own size")
+        yield named, False
 
     # ------------------------------------------------------------------------------------------------ answers
-    def _tested(self, source: NamedSetup, progress: Any) -> tuple[Report, Setup]:
+    def _tested(self, source: NamedSetup, progress: Any, allowed: tuple[str, ...]) -> tuple[Report, Setup]:
         from normlab.checks.baseline import changed_parameters, read_baseline
         from normlab.checks.check import check
         from normlab.checks.declared import declared
@@ -132,7 +161,7 @@ class CheckCommand(ExaminedFlags):
         if given:
             setup = declared(given, setup)
         before = read_baseline(self.baseline) if self.baseline is not None else None
-        report = check(setup, budget_s=self.budget_s, progress=progress)
+        report = check(setup, budget_s=self.budget_s, progress=progress, allow=allowed)
         if before is not None:
             report = replace(report, failures=(*report.failures, *changed_parameters(setup.model, before)))
         return report, setup

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from rich.text import Text
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from normlab.base.files import own
 from normlab.base.io import flag_name
@@ -54,10 +54,12 @@ class CompareCommand:
     WHAT: ClassVar[str] = """compare trains recipes and says which is better; type one of:
 
   normlab compare --config demo      three recipes on the built-in corpus, in minutes
-  normlab compare --setup base.py change.py --steps 500    your model and your change, on the same batches
+  normlab compare base.py change.py --steps 500            your model and your change, on the same batches
   normlab compare --train-text train.txt --dev-text dev.txt --test-text test.txt --recipes pre pre+qknorm
   normlab compare … --plan           what it would train, how long that takes, and what it can tell"""
 
+    files: Annotated[Positional[tuple[str, ...]], arg(metavar="FILE")] = ()
+    """Files of yours to compare instead of recipes, or A=change.py with a short name; each has a setup()."""
     asked: RequestParts = RequestFlags()
     flags: ConfigParts
     config: str
@@ -69,8 +71,11 @@ class CompareCommand:
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
         name, base = base_of(argv)
-        asked = RequestFlags(lrs=()) if typed_values(argv, "--setup") else RequestFlags()
-        return cls(asked=asked, flags=ConfigFlags.of(base), config=name)
+        for value in typed_values(argv, "--lrs"):
+            if not value or value.startswith("--"):  # or the rates by default would be taken for it
+                raise UserError("a comparison needs at least one of lrs, but got none; type --lrs 1e-3 2e-3")
+        untyped = RequestFlags(lrs=())  # recipes and files have rates of their own by default
+        return cls(asked=untyped, flags=ConfigFlags.of(base), config=name)
 
     def request(self, command: str = "") -> CompareRequest:
         """Return the request that the flags make. Raises UserError for flags that would be ignored."""
@@ -79,13 +84,16 @@ class CompareCommand:
         unread = [name for name in map(flag_name, kept) if name not in READ_BY_SETUPS]
         if self.asked.recipes != RequestFlags().recipes:
             unread.insert(0, "--recipes")
-        if self.asked.setup and unread:
+        if self.files and unread:
             raise UserError(
-                f"a file of --setup has a model, data and optimizer of its own, so normlab would ignore "
+                f"{self.files[0]} has a model, data and an optimizer of its own, so normlab would ignore "
                 f"{' and '.join(unread)}; leave that out"
             )
+        asked = vars(self.asked)
+        if not self.files and not self.asked.lrs:
+            asked = asked | {"lrs": RequestFlags().lrs}
         return CompareRequest(
-            **vars(self.asked), base=self.flags.applied_to(base), kept=kept, command=command
+            **asked, setup=self.files, base=self.flags.applied_to(base), kept=kept, command=command
         )
 
     def run(self) -> None:

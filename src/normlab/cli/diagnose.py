@@ -13,6 +13,7 @@ from rich.text import Text
 from normlab.base.io import flag_name, to_plain
 from normlab.base.units import count, duration
 from normlab.cli import errors, terminal
+from normlab.cli.advice import find_named_run
 from normlab.cli.options import FAILS, Switch, command_line, title_lines
 from normlab.cli.sources import ExaminedFlags
 from normlab.errors import UserError
@@ -33,13 +34,14 @@ STYLES: Final = {"problem": "bold red", "warning": "yellow", "note": "dim"}
 class DiagnoseCommand(ExaminedFlags):
     """Measure a model before it trains, compare it with theory, and write a page with the findings.
 
-    SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, …), or a run's
-    folder, or the beginning of its id. Without SOURCE, --recipe names a recipe, which is examined at its
-    initialisation on the built-in corpus or your text. With --fail-on problem, the exit code is 3 for one.
+    A script runs unchanged up to its first steps; its weights and files stay as they are. A recipe is
+    examined at its initialisation, on the built-in corpus or your text.
     """
 
     WHAT: ClassVar[str] = """diagnose examines a model in depth; type one of:
 
+  normlab diagnose train.py -- ARGS  your training script as it is, with its own arguments
+  normlab diagnose -m package.train  the same, as a module
   normlab diagnose train.py:setup    your function that returns normlab.Setup(model, batches, loss=…, …)
   normlab diagnose --recipe post     a recipe of normlab's, before it trains
   normlab diagnose RUN               a run of normlab's, at its checkpoints
@@ -53,7 +55,7 @@ class DiagnoseCommand(ExaminedFlags):
     tokens: int = 2048
     """Padded positions in the batch of a recipe or a run."""
     out: Path | None = None
-    """Folder of the page; by default --runs, or a run's own folder."""
+    """Folder of the page; by default runs, or a run's own folder."""
     preset: Literal["cheap", "standard", "full"] = "standard"
     """cheap: a few passes; standard: everything but second derivatives; full: everything."""
     flight: Switch = False
@@ -114,7 +116,7 @@ class DiagnoseCommand(ExaminedFlags):
         from normlab.lab.training.replay import examine
         from normlab.report.run import run_page
 
-        folder = find_run(self.source, self.runs)
+        folder = find_named_run(self.source, self.runs, self.command)
         made = folder.status().step
         errors.write(
             f"repeating the {made:,} steps of {folder.path.name}, with every module watched in the last ones"

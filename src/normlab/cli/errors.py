@@ -6,6 +6,7 @@ A mistake is a ``UserError`` or an error of the operating system; ``NORMLAB_DEBU
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from normlab.base.extras import extra_for, what_to_install
 from normlab.base.units import printable
-from normlab.errors import UserError
+from normlab.errors import UserError, in_one_line
 
 USAGE_ERROR, BUG = 2, 1
 """Exit codes."""
@@ -24,6 +25,8 @@ LABORATORY = ("train", "compare", "run", "recipes", "papers")
 """Commands that need the laboratory's packages."""
 RESUMABLE = ("compare", "train")
 """Commands that continue a training where it stopped."""
+CONTRACTS = ("check", "judge")
+"""Commands whose JSON is a contract for other programs."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _ALLOW = "name a place that you may use, or give yourself the permission with chmod or chown"
 HINTS = {
@@ -62,10 +65,25 @@ def report(error: Exception, argv: Sequence[str]) -> int:
         write("".join(traceback.format_exception(error)).rstrip())
     if not mistake:
         write(_please_report(argv))
+        _for_programs(in_one_line(error), BUG, argv)
         return BUG
-    sentence = _of_system(error, argv) if isinstance(error, OSError) else lacking or error
+    sentence = _of_system(error, argv) if isinstance(error, OSError) else lacking or str(error)
+    if isinstance(error, UserError) and error.__cause__ is not None:
+        from normlab.cli.advice import for_cause
+
+        sentence += for_cause(error.__cause__)
     write(f"normlab: {sentence}")
+    _for_programs(sentence, USAGE_ERROR, argv)
     return USAGE_ERROR
+
+
+def _for_programs(message: str, code: int, argv: Sequence[str]) -> None:
+    """Print an error where a program waits for the JSON of a check or a judgement."""
+    typed = argv[: list(argv).index("--")] if "--" in argv else argv
+    if command_of(argv) in CONTRACTS and "--json" in typed:
+        from normlab.report.contract import error_document
+
+        print(json.dumps(error_document(message, code), ensure_ascii=False))
 
 
 def command_of(argv: Sequence[str]) -> str:
@@ -77,7 +95,7 @@ def kept(argv: Sequence[str]) -> str:
     """Say what a stopped command has kept, and what typing it again does."""
     if command_of(argv) not in RESUMABLE:
         return ""
-    if any(word.partition("=")[0] == "--setup" for word in argv):
+    if any(word.partition(":")[0].endswith(".py") for word in argv):  # files that are compared
         return "; finished runs are kept, and the same command trains the others"
     return "; the training is saved, and the same command continues it"
 

@@ -21,9 +21,13 @@ SPREAD: Final = ("train",)
 """Commands that share their work among torchrun's processes."""
 COMMANDS: Final = {
     "check": "check:CheckCommand",
+    "explain": "explain:ExplainCommand",
+    "skill": "skill:SkillCommand",
     "trial": "trials:TrialCommand",
     "transfer": "trials:TransferCommand",
     "diagnose": "diagnose:DiagnoseCommand",
+    "watch": "watch:WatchCommand",
+    "judge": "judge:JudgeCommand",
     "train": "train:TrainCommand",
     "compare": "compare:CompareCommand",
     "run list": "run:ListCommand",
@@ -50,15 +54,19 @@ Before training
   diagnose   How do signals, gradients and updates behave with depth?
 
 Training
+  watch      Run your training script to its end, watched; a page.
   train      Train one recipe.
   compare    Which recipe is better, and by how much?
+  judge      Is a change real? From the scores of any runs, or by running two commands.
   run        Use trained models: list, report, sample, translate, score, fold, export.
 
 Reference
+  explain    What each property of a check states, cannot see, and what to do if it fails.
+  skill      How a coding agent runs normlab and reads what comes back.
   recipes    Placements, norms, initialisations and schedules, with equations and sources.
-  papers     What four papers claim and what was measured: list, show, reproduce.
+  papers     Which findings of four papers hold, and what was measured: list, show, reproduce.
 
-Your own model:  normlab check train.py:setup      Nothing at hand:  normlab compare --config demo
+Your own script:  normlab check train.py -- ARGS   Nothing at hand:  normlab compare --config demo
 All options:     normlab COMMAND --help"""
 RUN: Final = """run works with trained models; type one of:
 
@@ -130,16 +138,16 @@ def _dispatch(args: Sequence[str]) -> None:
     command = load(name)
     if not rest and (what := getattr(command, "WHAT", "")):
         raise UserError(what)
-    import tyro
-
+    from normlab.cli.help import print_page_if_asked
     from normlab.cli.options import require_places, require_text
 
     require_text(rest)
     require_places(rest)
     rest, of_script = _split(rest)
     defaults = getattr(command, "defaults", None)
-    options: dict[str, Any] = {"default": defaults(rest)} if defaults else {}
-    typed = tyro.cli(command, prog=f"normlab {name}", args=rest, config=(tyro.conf.DisallowNone,), **options)
+    default = defaults(rest) if defaults else None
+    print_page_if_asked(name, command, rest, default)
+    typed = _parsed(name, command, rest, default, has_script_part=of_script is not None)
     if of_script is not None:
         if not hasattr(typed, "arguments"):
             raise UserError(f"normlab {name} runs no script, so nothing may stand after --")
@@ -149,6 +157,23 @@ def _dispatch(args: Sequence[str]) -> None:
 
         load_plugins(*typed.imports)
     typed.run()
+
+
+def _parsed(name: str, command: Any, words: Sequence[str], default: Any, *, has_script_part: bool) -> Any:
+    """Return a command with the values that were typed. Raises SystemExit if they cannot be read."""
+    import tyro
+
+    from normlab.cli.advice import for_options
+
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        return tyro.cli(
+            command, prog=f"normlab {name}", args=words, config=(tyro.conf.DisallowNone,), **given
+        )
+    except SystemExit:  # the parser has said which option it does not know; it may be the script's
+        if not has_script_part and hasattr(command, "arguments"):
+            errors.write(for_options(words, name))
+        raise
 
 
 def _split(args: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
@@ -172,7 +197,9 @@ def _named(args: Sequence[str]) -> tuple[str, Sequence[str]]:
         members = [name.removeprefix("run ") for name in COMMANDS if name.startswith("run ")]
         raise UserError(f"there is no run {rest[0]}{nearest(rest[0], members)}" if rest else RUN)
     known = dict.fromkeys(name.split()[0] for name in COMMANDS)
-    raise UserError(f"there is no command {first!r}{nearest(first, known)}")
+    from normlab.cli.advice import for_command
+
+    raise UserError(for_command(first) or f"there is no command {first!r}{nearest(first, known)}")
 
 
 _GONE = (errno.EPIPE, errno.EIO)

@@ -15,22 +15,25 @@ import shlex
 import sys
 import time
 from abc import ABC
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, get_type_hints
 
 from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, Suppress, UseAppendAction, arg
 
 from normlab.base.io import changes_numbers, flag_name, is_flag, is_utf8
-from normlab.cli import errors, terminal
+from normlab.cli import advice, errors, terminal
 from normlab.cli.presets import CONFIGS
-from normlab.errors import UserError, nearest
+from normlab.errors import NoStepError, UserError, nearest
 from normlab.lab.config import PARALLEL_TEXTS, Config, SeedConfig
 from normlab.lab.runs.folder import RunFolder, find_run, read_config
+
+if TYPE_CHECKING:
+    from normlab.setups.named import NamedSetup
 
 RUNS = Path("runs")
 Switch = FlagCreatePairsOff[bool]
@@ -265,15 +268,17 @@ class SourceFlags(ABC):
     """The kinds of source that read ``--lr``."""
     OWN: ClassVar[Sequence[str]] = ()
     """Flags of a configuration that mean something of their own here."""
+    OF_RECIPE: ClassVar[Collection[str]] = ("lr", "config", "runs", "force", "imports")
+    """Fields that only a recipe or a run reads, besides those of a configuration."""
 
     source: Annotated[Positional[str], arg(metavar="SOURCE")] = ""
-    """What to examine, see above; leave it out to use --recipe."""
+    """One of those above; leave it out for a recipe."""
     module: Annotated[str, arg(aliases=["-m"])] = ""
-    """A module to run as a training script, as in python -m."""
+    """Run a module as the script, as in python -m."""
     arguments: Suppress[tuple[str, ...]] = ()
     """What the user's script is given: all that is typed after --."""
     recipe: str = ""
-    """A placement and other parts, such as pre+scalenorm; `normlab recipes` lists the parts."""
+    """A placement and other parts, such as pre+scalenorm; normlab recipes lists them."""
     lr: float | None = None
     """Peak learning rate of a recipe; by default the configuration's."""
     seed: int
@@ -282,7 +287,7 @@ class SourceFlags(ABC):
     config: str
     """Where a recipe's defaults come from: a configuration's name (demo, text …) or a run's config.json."""
     as_json: Annotated[Switch, arg(name="json")] = False
-    """Print everything as JSON instead of sentences."""
+    """Print JSON instead of sentences."""
     runs: Path = RUNS
     """Folder that holds the run folders and prepared text."""
     force: Switch = False
@@ -299,6 +304,17 @@ class SourceFlags(ABC):
         """The configuration whose values are the defaults of the flags."""
         return base
 
+    @classmethod
+    def is_of_recipe(cls, field: str) -> bool:
+        """Whether only a recipe or a run reads a field: one of these, or most of a configuration's."""
+        of_configuration = field not in {f.name for f in fields(cls)} and flag_name(field) not in cls.OWN
+        return of_configuration or field in cls.OF_RECIPE
+
+    @property
+    def command(self) -> str:
+        """The name of the command."""
+        return self.WHAT.split()[0]
+
     @property
     def kind(self) -> str:
         """What kind of thing is named: script, file, hf or run; recipe if nothing is."""
@@ -314,6 +330,12 @@ class SourceFlags(ABC):
 
     def require_one(self) -> None:
         """Raise UserError if nothing is named, or if flags are typed that would be ignored."""
+        if self.arguments and self.kind != "script":
+            raise UserError(
+                f"only a script takes what is typed after --, as in train.py -- {self.arguments[0]}"
+            )
+        if self.source and self.module:
+            raise UserError(f"{self.source} and -m {self.module} are two scripts; name one of them")
         base = self.adapted(load(self.config))
         typed = {
             "--recipe": bool(self.recipe),
@@ -327,15 +349,28 @@ class SourceFlags(ABC):
         named = self.source or self.module
         if not named and not of_recipe and self.lr is None:
             raise UserError(self.WHAT)
-        if self.arguments and self.kind != "script":
-            raise UserError(
-                f"only a script takes what is typed after --, as in train.py -- {self.arguments[0]}"
-            )
         if named and of_recipe:
             raise UserError(
                 f"{named} has a configuration or a setup of its own, so normlab would ignore "
                 f"{' and '.join(of_recipe)}; leave that out, or name a recipe instead"
             )
+
+    @contextmanager
+    def script_setup(self, **how: Any) -> Iterator[NamedSetup]:
+        """Run the script up to its first steps, and yield the setup that it shows."""
+        from normlab.setups.script import setup_from_script
+
+        script, is_module = self.module or self.source, bool(self.module)
+        advice.require_script(script, is_module=is_module, command=self.command)
+        errors.write(f"running {script} up to its first steps")
+        how |= {"module": is_module, "seed": self.seed}
+        with ExitStack() as stack:
+            try:
+                source = stack.enter_context(setup_from_script(script, self.arguments, **how))
+            except NoStepError as error:
+                more = "" if is_module else advice.for_script_without_step(script, self.command)
+                raise UserError(f"{error}{more}") from error
+            yield source
 
     def resolved(self, recipe: str = "") -> Config:
         """The configuration that the recipe, its rate, its seed and the other flags make."""

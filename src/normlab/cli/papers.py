@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from rich.text import Text
 from tyro.conf import Positional, arg
@@ -20,14 +21,17 @@ from normlab.base.io import to_plain
 from normlab.base.units import count, seconds_of
 from normlab.cli import errors, terminal
 from normlab.cli.options import RUNS, Imports, Switch
-from normlab.errors import SpentError, UserError
+from normlab.cli.presets import CONFIGS
+from normlab.errors import SpentError, UserError, nearest
 from normlab.lab.config import MachineConfig
 from normlab.lab.training.backends import backend
 from normlab.lab.training.jobs import Queue, usable_cores
-from normlab.papers import words
+from normlab.papers import phrases
 from normlab.papers.artefact import Artefact, Reproduction
-from normlab.papers.claim import Claim, Measure
+from normlab.papers.finding import Evidence, Finding, Reviewed, own_findings, reviewed
+from normlab.papers.regimes import RUNS_FILE, read_book
 from normlab.papers.results import (
+    RESULTS,
     ArtefactStatus,
     at_other_scales,
     disagreements,
@@ -37,38 +41,192 @@ from normlab.papers.results import (
 )
 from normlab.papers.trainings import LAPTOP, Scale
 
+if TYPE_CHECKING:
+    from normlab.papers.experiments import Experiment
+
 STYLES: Final = {
-    "agrees": "green",
-    "disagrees": "bold red",
-    "undecided": "yellow",
-    "stale": "yellow",
+    "measured": "green",
+    "not all runs": "yellow",
+    "another text": "yellow",
     "damaged": "bold red",
 }
 
 
+ANSWER_STYLES: Final = {
+    "supported": "green",
+    "partly": "yellow",
+    "contradicted": "bold red",
+    "not tested here": "dim",
+}
+READING_STYLES: Final = {"agrees": "green", "contradicts": "bold red", "open": "yellow", "waits": "dim"}
+
+
 @dataclass(frozen=True)
 class PapersCommand:
-    """List the papers' tables and figures with the verdict on each, or show everything about one of them."""
+    """Which of the papers' findings hold here, in which regime, and what was measured."""
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY")] = ()
-    """Artefacts such as liu2020.fig4, or papers: xiong2020, nguyen2019, liu2020, apx; or disputes, for what
-    public logs contradict each other about; without any, all."""
+    """Findings such as X1, tables and figures such as liu2020.fig4, or papers: xiong2020, nguyen2019,
+    liu2020, apx; or disputes, for what public logs contradict each other about; without any, the findings of
+    all.
+    """
     as_json: Annotated[Switch, arg(name="json")] = False
     """Print everything as JSON."""
     scale: Scale = LAPTOP
     """Size of the trainings whose results are shown: laptop, gpu or paper."""
     runs: Path = RUNS
-    """Folder whose papers/ holds the results; if it has none, those that come with normlab are shown."""
+    """Folder whose papers/ holds results of yours; if it has none, those that come with normlab are shown."""
+    paper: tuple[Path, ...] = ()
+    """TOML files of papers of yours, with regimes and findings."""
     imports: Imports = ()
 
     def run(self) -> None:
-        standings = _standings_of(papers.chosen(self.names or ("all",)), self.runs, self.scale)
+        """Raises UserError for a name that is neither a finding, an artefact nor a paper."""
+        for file in self.paper:
+            papers.add_paper(file)
+        book = read_book(roots=(self.runs, RESULTS))
+        every = own_findings()
+        wanted, artefacts = _wanted(self.names, every)
+        findings = [reviewed(finding, book) for finding in wanted]
+        # the list of all findings does not wait for the results of all artefacts
+        standings = _standings_of(artefacts, self.runs, self.scale) if self.names or self.as_json else []
         if self.as_json:
-            print(json.dumps([_plain(s) for s in standings], ensure_ascii=False, allow_nan=False))
-        elif len(standings) == 1:
-            _show_one(standings[0], at_other_scales([standings[0].artefact], folders(self.runs), self.scale))
+            print(json.dumps(_plain_all(findings, standings, every), ensure_ascii=False, allow_nan=False))
+        elif len(findings) == 1 and not standings:
+            _show_finding(findings[0])
+        elif len(standings) == 1 and not findings:
+            (standing,) = standings
+            others = at_other_scales([standing.artefact], folders(self.runs), self.scale)
+            resting = [f for f in every.values() if standing.artefact.id in f.artefacts]
+            _show_one(standing, others, [reviewed(finding, book) for finding in resting])
         else:
-            _show_all(standings)
+            _list_findings(findings)
+            if standings:
+                _show_all(standings)
+
+
+def _wanted(names: Sequence[str], every: Mapping[str, Finding]) -> tuple[list[Finding], list[Artefact]]:
+    """The findings and artefacts that names stand for: both of all papers without names."""
+    findings: dict[str, Finding] = {}
+    artefacts: dict[str, Artefact] = {}
+    keys = papers.keys()
+    for name in names or ("all",):
+        group = {
+            id_: finding
+            for id_, finding in every.items()
+            if name == "all" or name.lower() in (id_.lower(), finding.paper)
+        }
+        findings |= group
+        if not group and "." not in name and name not in keys:
+            raise UserError(f"there is no finding or paper {name!r}{nearest(name, (*every, *papers.PAPERS))}")
+        if not group or name in (*keys, "all"):
+            artefacts |= {artefact.id: artefact for artefact in papers.chosen([name])}
+    return list(findings.values()), list(artefacts.values())
+
+
+def _print_measured(standing: ArtefactStatus) -> None:
+    """Print the trained cells of an artefact with every seed, and the measures of its study."""
+    cells = phrases.cells_of(standing)
+    if cells:
+        metric = phrases.metric_of(next(iter(cells.values())))
+        measured = terminal.table("cell", f"{metric} [95%]", phrases.SEEDS, "trained")
+        for name, row in cells.items():
+            mean = phrases.score(row)
+            measured.add_row(Text(name), Text(mean), Text(row["seeds"]), Text(row["trained"]))
+        terminal.write("", measured)
+    if standing.measures:
+        measures = terminal.table("measure", "[95%]")
+        for name, value in standing.measures.items():
+            measures.add_row(Text(name), Text(phrases.estimated(value)))
+        terminal.write("", measures)
+
+
+def _findings_among(names: Sequence[str]) -> list[Finding]:
+    """The findings that are named by their ids."""
+    every = {id_.lower(): finding for id_, finding in own_findings().items()}
+    return [every[name.lower()] for name in names if name.lower() in every]
+
+
+def _artefacts_of(names: Sequence[str]) -> list[str]:
+    """Names of artefacts and papers, with the artefacts of a finding in the place of its id."""
+    every = {id_.lower(): finding for id_, finding in own_findings().items()}
+    return [
+        artefact
+        for name in names
+        for artefact in (every[name.lower()].artefacts if name.lower() in every else (name,))
+    ]
+
+
+def _plain_all(
+    findings: Sequence[Reviewed], standings: Sequence[ArtefactStatus], every: Mapping[str, Finding]
+) -> dict[str, Any]:
+    """Findings, the regimes that they name, and artefacts as plain data for JSON."""
+    pieces = [piece for one in findings for piece in (*one.evidence, *one.left_out)]
+    regimes = {piece.regime.name: phrases.plain_regime(piece) for piece in pieces}
+    return {
+        "schema_version": phrases.SCHEMA_VERSION,
+        "findings": [phrases.plain(one) for one in findings],
+        "regimes": list(regimes.values()),
+        "artefacts": [_plain(standing, every) for standing in standings],
+    }
+
+
+def _list_findings(findings: Sequence[Reviewed]) -> None:
+    """Print a line for each finding, paper by paper, and how many have which answer."""
+    table = terminal.table("", "finding", "answer", "a/c/o", "first effect [95%] (expected), runs")
+    table.collapse_padding = True  # so that a finding has one line of a hundred columns
+    for column in table.columns:
+        column.no_wrap, column.overflow = True, "ellipsis"
+    paper = ""
+    for one in findings:
+        if one.finding.paper != paper:
+            paper = one.finding.paper
+            table.add_row("", Text(papers.PAPERS[paper].authors, "bold"), "", "", "")
+        answer = Text(phrases.answer(one), ANSWER_STYLES[one.finding.answer])
+        counts = Text("/".join(str(one.counts[reading]) for reading in ("agrees", "contradicts", "open")))
+        effect = Text(phrases.in_a_line(one, expected=True))
+        table.add_row(Text(one.finding.id), Text(one.finding.short), answer, counts, effect)
+    terminal.write(table, "", f"{phrases.counted(findings)}.")
+    terminal.write("a/c/o: how many effects agree with the sentence, contradict it, and are open.")
+    terminal.write("Everything about one: normlab papers show X1")
+
+
+def _show_finding(one: Reviewed) -> None:
+    """Print a finding: the sentence, the answer, and every effect, regime by regime."""
+    finding = one.finding
+    paper = papers.PAPERS[finding.paper]
+    style = ANSWER_STYLES[finding.answer]
+    answer = phrases.answer(one), style
+    terminal.write(
+        Text.assemble((finding.id, "bold"), f": {finding.short}: ", answer, f" ({phrases.tally(one)})")
+    )
+    terminal.write(Text(f"{paper.authors}, {finding.where}", "dim"), "")
+    terminal.write(Text(finding.says), Text(f"The paper has: {finding.published}"), "")
+    terminal.write(Text(finding.because))
+    if finding.needs:
+        terminal.write(Text(f"To test it: {finding.needs}"))
+    _show_evidence(one.evidence)
+    if one.left_out:
+        terminal.write("", Text("Measured, and not counted", "bold"))
+        _show_evidence(one.left_out)
+    tables = ", ".join(finding.artefacts)
+    terminal.write("", Text(f"Tables and figures: {tables}", "dim"))
+    if any(piece.missing for piece in (*one.evidence, *one.left_out)):
+        terminal.write(f"To train the runs that are missing: normlab papers reproduce {finding.id}")
+
+
+def _show_evidence(pieces: Sequence[Evidence]) -> None:
+    """Print pieces under their regimes: what each says, the estimate, and what was expected of it."""
+    for group in phrases.by_regime(pieces).values():
+        regime = group[0].regime
+        terminal.write("", Text.assemble((regime.name, "bold"), f": {regime.setting.says} {regime.says}"))
+        terminal.write(Text(regime.setting.scale, "dim"))
+        for piece in group:
+            reading = f"{piece.reading:<11}", READING_STYLES[piece.reading]
+            because = f"; not counted: {piece.piece.because}" if piece.piece.because else ""
+            estimate = phrases.of_evidence(piece), "bold"
+            expected = f"; {phrases.expected(piece)}{because}", "dim"
+            terminal.write(Text.assemble("  ", reading, f" {piece.piece.says}: ", estimate, expected))
 
 
 def _standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTOP) -> list[ArtefactStatus]:
@@ -76,109 +234,63 @@ def _standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPT
     return [standing(artefact, folders(runs), scale) for artefact in artefacts]
 
 
-def _plain(standing: ArtefactStatus) -> dict[str, Any]:
-    """An artefact as plain data for JSON; its earlier versions come without their tables."""
-    artefact, found, measures = standing.artefact, standing.found, standing.measures
-    claims = [
-        {
-            **to_plain(c),
-            "measured": to_plain(measures.get(c.measure)),
-            "verdict": c.verdict(measures),
-            "runs_to_decide": c.runs_to_decide(measures),
-        }
-        for c in artefact.claims
-    ]
-    about = ("id", "paper", "shows", "asserts", "discussion", "study", "version", "date", "reason")
+def _plain(standing: ArtefactStatus, findings: Mapping[str, Finding]) -> dict[str, Any]:
+    """An artefact as plain data for JSON, without its tables."""
+    artefact, found = standing.artefact, standing.found
     return {
-        **{name: getattr(artefact, name) for name in about},
+        **{name: getattr(artefact, name) for name in ("id", "paper", "shows", "discussion")},
         "study": artefact.study_name,
-        "holds": words.standing_in_words(standing),
         "published": dict(artefact.published),
         "state": standing.state,
-        "claims": claims,
-        "earlier": [
-            {
-                **to_plain(replace(one, found=replace(one.found, tables={}))),
-                "verdicts": [c.verdict(one.found.measures) for c in one.claims],
-            }
-            for one in standing.before
-        ],
         "scale": standing.scale,
-        "fingerprint": artefact.fingerprint(standing.scale),
-        "measured_for": None if found is None else found.fingerprint,
+        "measures": {name: to_plain(value) for name, value in standing.measures.items()},
+        "runs": [] if found is None else [row["run"] for row in found.tables.get("runs", ())],
+        "findings": [id_ for id_, finding in findings.items() if artefact.id in finding.artefacts],
         "seconds": None if found is None else found.seconds,
         "file": None if standing.path is None else str(standing.path),
     }
 
 
 def _show_all(standings: Sequence[ArtefactStatus]) -> None:
-    """Print a line for each artefact, cut to the terminal's width, and how many of all claims hold."""
-    seconds = words.pace(standings)
-    table = terminal.table("artefact", "scale", "claims that hold", "what it shows, or needs")
+    """Print a line for each artefact, cut to the terminal's width."""
+    table = terminal.table("table or figure", "scale", "measured", "what it shows")
     for s in standings:
-        lacks = words.in_short(s, seconds) if s.trouble or s.found is None else ""
         scale = s.scale if s.scale in s.artefact.trainings else "–"
-        hold = Text(words.standing_in_words(s, brief=True), STYLES.get(s.state, "dim"))
-        line = Text(lacks or s.artefact.shows, no_wrap=True, overflow="ellipsis")
-        table.add_row(Text(s.artefact.id), Text(scale), hold, line)
-    totals = words.by_kind(standings).items()
-    terminal.write(table, *(f"{counted}: {', '.join(words.overall(some))}" for counted, some in totals))
+        line = Text(s.trouble or s.artefact.shows, no_wrap=True, overflow="ellipsis")
+        state = Text(phrases.state(s), STYLES.get(s.state, "dim"))
+        table.add_row(Text(s.artefact.id), Text(scale), state, line)
+    terminal.write("", table)
     terminal.write(*map(Text, disagreements(standings)))
 
 
-def _show_one(standing: ArtefactStatus, others: Sequence[ArtefactStatus]) -> None:
+def _show_one(
+    standing: ArtefactStatus, others: Sequence[ArtefactStatus], findings: Sequence[Reviewed]
+) -> None:
+    """Print an artefact: what is in print, what was measured, and the findings that rest on it."""
     artefact = standing.artefact
-    hold = words.standing_in_words(standing), STYLES.get(standing.state, "dim")
-    terminal.write(Text.assemble((artefact.id, "bold"), ": ", hold))
+    state = phrases.state(standing), STYLES.get(standing.state, "dim")
+    terminal.write(Text.assemble((artefact.id, "bold"), ": ", state))
     terminal.write(Text(artefact.paper, "dim"), Text(artefact.shows), "")
-    table = terminal.table("published", "")
+    table = terminal.table("", "published", "here [95%]")
     for name, value in artefact.published.items():
-        table.add_row(Text(name), Text(words.number(value) if isinstance(value, float) else str(value)))
-    terminal.write(table, "", Text(f"To decide: {artefact.asserts}"))
-    _print_verdicts(standing)
-    terminal.write(*map(Text, words.cautions(standing)))
-    for said in filter(None, (artefact.discussion, artefact.finding)):
-        terminal.write("", Text(said))
+        table.add_row(Text(name), Text(str(value)), Text(phrases.here(standing, name)))
+    terminal.write(table)
+    terminal.write(*map(Text, phrases.cautions(standing)))
+    _print_measured(standing)
+    for one in findings:
+        answer = phrases.answer(one), ANSWER_STYLES[one.finding.answer]
+        terminal.write("", Text.assemble((one.finding.id, "bold"), f": {one.finding.short}: ", answer))
+    if artefact.discussion:
+        terminal.write("", Text(artefact.discussion))
     if standing.scale in artefact.trainings:
-        how = words.setting(artefact, standing.scale)
+        how = artefact.trainings[standing.scale].differs
         terminal.write("", Text(f"The {standing.scale} scale: {how}"))
     if standing.path is not None:
         terminal.write("", f"result: {standing.path}")
     for scale in (other.scale for other in others):
         terminal.write("", f"at the {scale} scale: normlab papers show {artefact.id} --scale {scale}")
-    again = words.command(artefact, standing.scale) if artefact.study else "No study decides it yet."
-    terminal.write("", again)
-
-
-def _print_verdicts(standing: ArtefactStatus) -> None:
-    """Print the claims with their verdicts; if they were changed, also why, and what was found before."""
-    artefact = standing.artefact
-    _judge(artefact.claims, standing.measures)
-    if artefact.version > 1:
-        terminal.write(Text(f"version {artefact.version}, {artefact.date}: {artefact.reason}", "dim"))
-    for one in standing.before:
-        terminal.write(Text(words.earlier(one), "dim"))
-        _judge(one.claims, one.found.measures)
-
-
-def _judge(claims: Sequence[Claim], measures: Mapping[str, Measure]) -> None:
-    """Print a line for each claim: verdict, measure, what is allowed, and why just that."""
-    for claim in claims:
-        verdict, found = claim.verdict(measures), words.measured(measures.get(claim.measure))
-        said = [
-            f"allowed {claim.allowed()}",
-            *([f"published {claim.published}"] if claim.published else []),
-            *words.basis(claim, measures),
-            *filter(None, [words.undecided(claim, measures)]),
-        ]
-        terminal.write(
-            Text.assemble(
-                (f"{verdict:<10}", STYLES.get(verdict, "dim")),
-                f"{claim.says}: ",
-                *([(found, "bold"), ", "] if found else []),
-                ("; ".join(said), "dim"),
-            )
-        )
+    if artefact.study:
+        terminal.write("", phrases.command(artefact, standing.scale))
 
 
 FAILED: Final = 1
@@ -187,14 +299,17 @@ FAILED: Final = 1
 
 @dataclass(frozen=True)
 class ReproduceCommand:
-    """Measure what artefacts of the papers claim, and write a page about each and one about all.
+    """Measure tables and figures of the papers, and write a page about each and one about all findings.
 
-    Without --again, nothing is measured twice for the same claim, neither what was measured here nor what
-    comes with normlab. An artefact that fails does not stop the others; the exit code is then 1.
+    Without --again, nothing is measured twice, neither what was measured here nor what comes with normlab.
+    For a finding, the runs that were planned for it and are not there yet are trained last, one after the
+    other. What fails does not stop the others; the exit code is then 1.
     """
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY|all")]
-    """Artefacts such as liu2020.fig4, or papers such as liu2020, or all, whose artefacts need a study."""
+    """Tables and figures such as liu2020.fig4; findings such as X1, for their tables, figures and planned
+    runs; papers such as liu2020; or all.
+    """
     runs: Path = RUNS
     """Folder for results: papers/<id>.json, papers/<id>.html and papers/papers.html below it."""
     data: Path | None = None
@@ -216,11 +331,12 @@ class ReproduceCommand:
     without: tuple[str, ...] = ()
     """Artefacts or papers to leave out, such as one whose runs take hours."""
     again: Switch = False
-    """Measure again what was already measured for the same claim."""
+    """Measure again what was already measured."""
     imports: Imports = ()
 
     def run(self) -> None:
         """Raises SystemExit with code 1 if something could not be measured."""
+        from normlab.papers.experiments import planned_for
         from normlab.report.papers import write_papers_page
 
         if not self.names:
@@ -228,37 +344,44 @@ class ReproduceCommand:
         if self.data is not None:
             os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where studies and trainings read it
         backend(self.on)  # reject a wrong name before anything is measured
-        budget, wanted = seconds_of(self.budget, "--budget"), self._wanted()
+        book = read_book(roots=(self.runs, RESULTS))
+        named = _findings_among(self.names) if self.scale == LAPTOP else []
+        experiments = planned_for(named, book, CONFIGS)
+        budget, wanted = seconds_of(self.budget, "--budget"), self._wanted(having_more=bool(experiments))
         until = math.inf if budget is None else time.monotonic() + budget
         standings = _standings_of(wanted, self.runs, self.scale)
-        fresh = {s.artefact.id for s in standings if s.whole and not self.again}
-        for artefact in (a for a in wanted if a.id in fresh):
+        measured = {s.artefact.id for s in standings if s.whole and not self.again}
+        for artefact in (a for a in wanted if a.id in measured):
             self._done(artefact, None)
-        open_ = [artefact for artefact in wanted if artefact.id not in fresh]
-        failed = self._measure([a for a in open_ if not a.trainings and not a.rests_on], until)
-        todo = {a.id: a for a in open_ if self.scale in a.trainings}
+        missing = [artefact for artefact in wanted if artefact.id not in measured]
+        failed = self._measure([a for a in missing if not a.trainings], until)
+        todo = {a.id: a for a in missing if self.scale in a.trainings}
         failed += self._train(todo, until) if todo else []
-        left = until < math.inf and not all(
-            s.whole for s in _standings_of(list(todo.values()), self.runs, self.scale)
-        )
-        failed += self._measure([a for a in open_ if a.rests_on], -math.inf if left else until)
+        failed += [e.name for e in experiments if not self._train_planned(e, until)]
+        book = read_book(roots=(self.runs, RESULTS))
         page = write_papers_page(
+            [reviewed(finding, book) for finding in own_findings().values()],
             _standings_of(papers.ARTEFACTS.values(), self.runs),
             folders(self.runs)[0],
             at_other_scales(papers.ARTEFACTS.values(), folders(self.runs)),
         )
-        print(f"all artefacts: {page}")
+        print(f"all findings: {page}")
         if failed:
             errors.write(f"normlab: {len(failed)} could not be measured: {', '.join(failed)}")
             raise SystemExit(FAILED)
 
-    def _wanted(self) -> list[Artefact]:
-        """Raises UserError if no artefact is left that has a study; one named by its id says so itself."""
+    def _wanted(self, *, having_more: bool) -> list[Artefact]:
+        """Raises UserError if no artefact is left that has a study, unless there is more to do; one named by
+        its id says so itself.
+        """
         left_out = papers.chosen(self.without)
-        found = [artefact for artefact in papers.chosen(self.names) if artefact not in left_out]
+        named = papers.chosen(_artefacts_of(self.names))
+        found = [artefact for artefact in named if artefact not in left_out]
         wanted = [a for a in found if a.study or a.id in self.names]
+        if having_more and not wanted:
+            return []
         if not wanted:
-            if found != papers.chosen(self.names):
+            if found != named:
                 raise UserError("--without leaves nothing to measure; leave out fewer")
             having = ", ".join(a.id for a in papers.ARTEFACTS.values() if a.study)
             raise UserError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
@@ -312,6 +435,30 @@ class ReproduceCommand:
                 print(f"{id_}: {open_} of {whole} left; type the same command again to continue")
         return [*failed, *(id_ for id_ in planned.cells if lost.keys() & planned.open_runs(id_))]
 
+    def _train_planned(self, experiment: Experiment, until: float) -> bool:
+        """Train the runs of an experiment that are neither kept nor below ``runs``; return whether nothing
+        failed.
+        """
+        from normlab.papers.experiments import PILOT_FIRST, train_missing
+
+        if experiment.status == PILOT_FIRST:
+            print(f"{experiment.name}: not planned to the end; it waits for its pilot")
+            return True
+        file = self.runs / experiment.name / RUNS_FILE
+        missing = experiment.missing(RESULTS / experiment.name / RUNS_FILE, file)
+        whole, left = len(list(experiment.configs())), len(missing)
+        in_time = takewhile(lambda _: time.monotonic() <= until, missing)
+        try:
+            for row in train_missing(in_time, self.runs, file, experiment.measure):
+                left -= 1
+                _progress(f"{experiment.name}: {row['cell']}, seed {row['seed']}: {row['outcome']}")
+        except Exception as error:  # the other experiments are still trained
+            errors.report(error, ["papers", "reproduce", experiment.name])
+            return False
+        more = "; the same command trains them" if left else ""
+        print(f"{experiment.name}: {left} of {count(whole, 'run')} left{more}")
+        return True
+
     def _require_device(self, device: str, runs: int) -> None:
         """Raise UserError if runs are to be trained here on an accelerator, but there is none."""
         from torch import cuda
@@ -325,7 +472,7 @@ class ReproduceCommand:
             )
 
     def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
-        """Measure an artefact unless it is measured, print its verdicts, write its page; return success."""
+        """Measure an artefact unless it is measured, print its measures, write its page; return success."""
         from normlab.report.papers import write_reproduction_page
 
         folder = folders(self.runs)[0]
@@ -336,8 +483,9 @@ class ReproduceCommand:
             else:
                 write_reproduction(measure(), folder)
                 found = standing(artefact, [folder], self.scale)
-                terminal.write(Text.assemble((artefact.id, "bold"), f": {artefact.asserts}"))
-            _print_verdicts(found)
+                terminal.write(Text.assemble((artefact.id, "bold"), f": {artefact.shows}"))
+                for name, value in found.measures.items():
+                    terminal.write(f"  {name}: {phrases.estimated(value)}")
             page = write_reproduction_page(found, folder)
         except SpentError as spent:
             print(f"{artefact.id}: {spent}; type the same command again to continue")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from normlab.cli import errors
+from normlab.cli.advice import find_named_run
 from normlab.cli.options import SourceFlags
-from normlab.lab.runs.folder import find_run
+from normlab.errors import UserError
 
 if TYPE_CHECKING:
     from normlab.setups.named import NamedSetup
@@ -18,17 +19,23 @@ if TYPE_CHECKING:
 class ExaminedFlags(SourceFlags):
     """The flags that say what is examined: one setup, or one for each checkpoint of a run."""
 
+    OF_RECIPE: ClassVar[Collection[str]] = (*SourceFlags.OF_RECIPE, "checkpoints", "step", "tokens")
+
     checkpoints: tuple[Literal["last", "best", "average"], ...] = ()
     """Checkpoints of a run; by default the last, and the best if it is another one."""
     step: int | None = None
     """For a run with --keep-checkpoints: examine the weights after this step."""
     tokens: int
     """Padded positions in the batch of a recipe or a run."""
+    optimizer: int = 1
+    """Of several optimizers that a script steps, as of a GAN, the one whose step is examined."""
 
     def sources(self) -> Iterator[tuple[NamedSetup, bool]]:
         """Yield what is to be examined, and whether it is one of several. The folder of a file is on
         ``sys.path`` until the next one is asked for.
         """
+        if self.optimizer != 1 and self.kind != "script":
+            raise UserError("--optimizer needs a training script, as in train.py --optimizer 2")
         if self.kind == "file":
             from normlab.setups.function import setup_from_file
 
@@ -37,17 +44,13 @@ class ExaminedFlags(SourceFlags):
                 yield source, False
             return
         if self.kind == "script":
-            from normlab.setups.script import setup_from_script
-
-            script = self.module or self.source
-            errors.write(f"running {script} up to its first steps")
-            with setup_from_script(script, self.arguments, module=bool(self.module)) as source:
+            with self.script_setup(optimizer=self.optimizer) as source:
                 yield source, False
             return
         from normlab.lab import setups  # the laboratory, which a file of the user's does not need
 
         if self.kind == "run":
-            run = find_run(self.source, self.runs)
+            run = find_named_run(self.source, self.runs, self.command)
             wanted = setups.checkpoints(run, self.checkpoints, self.step)
             for one in wanted:
                 yield setups.setup_from_run(run, one, tokens=self.tokens), len(wanted) > 1

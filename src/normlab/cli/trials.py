@@ -15,7 +15,7 @@ from tyro.conf import UseAppendAction, arg
 
 from normlab.base.io import to_plain
 from normlab.base.units import count, duration, seconds_of, short_rate
-from normlab.cli import errors, terminal
+from normlab.cli import advice, errors, terminal
 from normlab.cli.options import FAILS, SourceFlags, command_line, load, progress_line, title_lines
 from normlab.errors import UserError
 from normlab.lab.config import Config
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 OTHERS: Final[dict[str, str]] = {
     "hf": "hf: has neither text nor an optimizer; write a function setup() with both, as in train.py:setup",
-    "script": (
-        "a script shows the batches of its first steps alone, and trials need more; write a function setup() "
-        "with all of them, as in train.py:setup"
-    ),
     "run": "a run has begun already; --config RUN/config.json tries its recipe from the start",
 }
 CHANGE: Final = (
     "A change to try as well, on the same batches: warmup=500, an option of the optimizer such as "
     "betas=0.9,0.95, or another recipe; may be given several times."
 )
+
+
+HARVEST: Final = 0.1
+"""The share of the budget in which a script may show its batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,8 @@ class _TrialFlags(SourceFlags):
 
     def require_trainable(self) -> None:
         """Raise UserError if nothing is named that can be trained, or for flags that would be ignored."""
+        if self.kind == "run":
+            advice.find_named_run(self.source, self.runs, self.command)
         if self.kind in OTHERS:
             raise UserError(OTHERS[self.kind])
         self.require_one()
@@ -95,13 +97,14 @@ def _interrupted(folder: Path | None) -> KeyboardInterrupt:
 class TrialCommand(_TrialFlags):
     """Train copies of a model at several learning rates for a short while, and say which of them train.
 
-    SOURCE is train.py:setup, a function of yours that returns normlab.Setup(model, batches, optimizer=…);
-    your file is run. Without SOURCE, --recipe names a recipe. --steps is the length of a trial. Ctrl-C gives
-    the answer so far.
+    A script runs for its batches; its weights and files stay as they are. --steps is the length of a trial.
+    Ctrl-C gives the answer so far.
     """
 
     WHAT: ClassVar[str] = """trial trains copies of a model at several rates; type one of:
 
+  normlab trial train.py -- --lr 3e-4   your training script as it is, with its own arguments
+  normlab trial -m package.train        the same, as a module
   normlab trial train.py:setup          your function that returns normlab.Setup(model, batches, optimizer=…)
   normlab trial --recipe pre+smallinit  a recipe of normlab's"""
 
@@ -113,9 +116,9 @@ class TrialCommand(_TrialFlags):
     """Rates to try instead of the scan, such as 1e-4 1e-3."""
     change: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CHANGE", help=CHANGE)] = ()
     folder: Path | None = None
-    """Folder that keeps the trials, so that the same command continues where it stopped."""
+    """Keep the trials in this folder; the same command then continues where it stopped."""
     out: Path | None = None
-    """File of a page to write, such as trial.html."""
+    """Write a page to this file, such as trial.html."""
 
     def run(self) -> None:
         """Raises KeyboardInterrupt, after the answer so far, if the trials were interrupted."""
@@ -156,6 +159,9 @@ class TrialCommand(_TrialFlags):
         self.require_trainable()
         if self.kind == "recipe":
             return nullcontext(self._recipe(self.recipe))
+        if self.kind == "script":
+            seconds = HARVEST * _budget_s(self.budget)
+            return self.script_setup(batches=self.flags.train.steps, seconds=seconds)
         errors.write(f"running {self.source}")
         return setup_from_file(self.source, seed=self.seed)
 
@@ -168,9 +174,10 @@ class TrialCommand(_TrialFlags):
     def _changes(self) -> Mapping[str, Setup | None]:
         """The changes. Those without = are recipes, each of which replaces ``--recipe``."""
         recipes = [word for word in self.change if "=" not in word]
-        if recipes and self.source:
+        named = self.source or self.module
+        if recipes and named:
             raise UserError(
-                f"--change {recipes[0]} is a recipe, which needs --recipe; for {self.source} change an "
+                f"--change {recipes[0]} is a recipe, which needs --recipe; for {named} change an "
                 "option, as in --change warmup=500 or --change betas=0.9,0.95"
             )
         return {word: self._recipe(word).setup if word in recipes else None for word in self.change}
@@ -194,9 +201,9 @@ def _print_trials(plain: Mapping[str, Any]) -> None:
 class TransferCommand(_TrialFlags):
     """Train a model in several sizes at several learning rates, and say whether the best one carries.
 
-    SOURCE is train.py:setup, a function of yours that takes width, or depth, and seed, and returns
-    normlab.Setup(model, batches, optimizer=…); your file is run. Without SOURCE, --recipe names a recipe,
-    which has as many heads at every width. --steps is the length of a trial. Ctrl-C gives the answer so far.
+    In the arguments of a script, {width} or {depth} stands for the size, and {seed} for the seed; the script
+    runs up to its first steps once for each. A function returns normlab.Setup(model, batches, optimizer=…). A
+    recipe has as many heads at every width. --steps is the length of a trial. Ctrl-C gives the answer so far.
     The exit code is 3 if the rate does not carry, and 0 if it does or the trials cannot say.
     """
 
@@ -204,6 +211,7 @@ class TransferCommand(_TrialFlags):
         str
     ] = """transfer trains a model in several widths or depths, at several rates each; type one of:
 
+  normlab transfer train.py --widths 64 128 256 -- --n_embd={width} --seed={seed}   your training script
   normlab transfer train.py:setup --widths 64 128 256 512   your function setup(width=256, seed=0)
   normlab transfer train.py:setup --depths 2 4 8 16         your function setup(depth=4, seed=0)
   normlab transfer --recipe pre+mup --widths 64 128 256     a recipe of normlab's"""
@@ -225,11 +233,11 @@ class TransferCommand(_TrialFlags):
     factor: float = FACTOR
     """The rate carries if the best one changes by at most this factor over all sizes."""
     budget: str = "30min"
-    """Time to spend at most, such as 10min or 2h, from the moment your file starts to run."""
+    """Time to spend at most, such as 10min or 2h, your script included."""
     folder: Path | None = None
-    """Folder that keeps the trials, so that the same command continues where it stopped."""
+    """Keep the trials in this folder; the same command then continues where it stopped."""
     out: Path | None = None
-    """File of a page to write, such as transfer.html."""
+    """Write a page to this file, such as transfer.html."""
 
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
@@ -286,6 +294,17 @@ class TransferCommand(_TrialFlags):
             from normlab.lab.sized import sized
 
             yield family_of(sized(self.planned(), self.runs), **sizes)
+            return
+        if self.kind == "script":
+            from normlab.scaling.script import family_of_script
+            from normlab.setups.script import Script
+
+            script = Script(self.module or self.source, self.arguments, bool(self.module))
+            advice.require_script(script.name, is_module=script.is_module, command=self.command)
+            harvest = {"batches": self.flags.train.steps, "seconds": HARVEST * _budget_s(self.budget)}
+            errors.write(f"running {script.name} up to its first steps, once for each size and seed")
+            with family_of_script(script, **sizes, **harvest, tell=errors.write) as family:
+                yield family
             return
         errors.write(f"running {self.source}")
         with function_from_file(self.source, seed=self.seed) as function:

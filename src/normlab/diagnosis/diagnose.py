@@ -37,8 +37,10 @@ from normlab.diagnosis.study import (
 )
 from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
 from normlab.errors import UserError
+from normlab.setups.given import setup_of
 from normlab.setups.named import NamedSetup
-from normlab.setups.setup import Loss, Setup, output_loss, setup_of
+from normlab.setups.setup import Loss, Setup, output_loss, shown
+from normlab.setups.trainers import is_trainer
 from normlab.trace.autograd import made
 from normlab.trace.facts import Unknown
 from normlab.trace.optimizers import made_by, rates_of
@@ -173,7 +175,7 @@ class Options(TypedDict, total=False):
 
 @validated
 def diagnose(
-    model: nn.Module | Setup,
+    model: Any,
     batch: Any = None,
     *,
     loss: Loss | None = None,
@@ -184,12 +186,11 @@ def diagnose(
 ) -> Diagnosis:
     """Measure a model on a batch, compare it with theory and report findings; the model does not change.
 
-    A ``Setup`` replaces ``model``, ``batch``, ``loss`` and ``optimizer``, or ``lr`` if it has no optimizer.
-    ``batch`` is a tensor, or a tuple or dict of arguments. ``loss(model, batch)`` returns a scalar, and the
-    model is called as the loss calls it; without one, the model's output must hold a loss, as Hugging Face's
-    does when the batch holds labels. ``lr`` is the learning rate of an Adam; ``optimizer``, either a function
-    that makes one from parameters or one in the middle of its training, brings its own. ``preset`` is cheap,
-    standard or full; ``options`` are those of ``Options``.
+    A ``Setup``, or a trainer as for ``check``, replaces ``model``, ``batch``, ``loss`` and ``optimizer``, or
+    ``lr``. ``batch`` is a tensor, or a tuple or dict of arguments. ``loss(model, batch)`` returns a scalar,
+    and the model is called as the loss calls it; without one, the model's output must hold a loss. ``lr`` is
+    the learning rate of an Adam; ``optimizer``, a function that makes one from parameters or one in the
+    middle of its training, brings its own. ``preset`` is cheap, standard or full.
 
     A study that does not apply to the model becomes a note; one that fails, a warning. Raises UserError for a
     model that raises, has no readable residual stream, no trainable parameter or a loss that is not finite,
@@ -198,17 +199,16 @@ def diagnose(
     >>> normlab.diagnose(model, batch, loss=loss, lr=1e-3, preset="cheap").page("diagnosis.html").name
     'diagnosis.html'
     """
-    if isinstance(model, Setup):
+    if isinstance(model, Setup) or is_trainer(model):
         own = setup_of("diagnose", model, batch, loss, {} if optimizer is None else {"optimizer": optimizer})
-        (step, rate), model, batch, loss = _one_optimizer(own, lr), own.model, own.batch, own.loss
-        with _at_the_peak(own, step, options) as known:
-            return diagnose(model, batch, loss=loss, lr=rate, optimizer=step, preset=preset, **known)
+        own.require("loss", "gradient")
+        return _of_setup(own, lr, preset, options)
     studies = studies_named(options["studies"]) if "studies" in options else registered(preset)
     model, make = _checked(model, batch), optimizer or partial(torch.optim.Adam, lr=lr or STEP_LR)
     batches = tuple(options.get("batches", ()))
     setup = Setup(model, (batch, batches), loss, make)
     call = options.get("call") or loss or call_model
-    with restored(setup):
+    with restored(setup) as not_copied:
         begun = _loss(model, batch, loss) if loss else None  # its errors are its own, not the reader's
         structure = options.get("structure") or _read(model, batch, call, options)
         used, rate = made(make, model)
@@ -230,7 +230,7 @@ def diagnose(
         seconds=seconds,
         applied=applied,
         peak_memory_bytes=_peak_memory(_device(model)),
-        facts=_facts(subject, begun, used, rate),
+        facts={**_facts(subject, begun, used, rate), **not_copied},
     )
 
 
@@ -271,6 +271,15 @@ def _names_its_branch(module: nn.Module) -> bool:
     """
     has_branch = isinstance(getattr(module, "f", None), nn.Module)
     return has_branch and hasattr(module, "place") and hasattr(module, "site")
+
+
+def _of_setup(own: Setup, lr: float | None, preset: str, options: Options) -> Diagnosis:
+    """Diagnose what a setup holds, at the rate that its schedule reaches first."""
+    with restored(own) as not_copied:  # drawing a batch changes what it is drawn from, and random states
+        (step, rate), batch = _one_optimizer(own, lr), own.batch
+        with _at_the_peak(own, step, options) as known:
+            found = diagnose(own.model, batch, loss=own.loss, lr=rate, optimizer=step, preset=preset, **known)
+    return replace(found, facts={**found.facts, **not_copied})
 
 
 def _one_optimizer(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimizer | None, float | None]:
@@ -354,6 +363,8 @@ def _checked(model: nn.Module, batch: Any) -> nn.Module:
     """Return the bare model. Raises UserError if it cannot be examined on this batch."""
     if batch is None:
         raise UserError("give a batch too, as in normlab.diagnose(model, batch, loss=loss), or one Setup")
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model is {shown(model)}, and must be a torch.nn.Module, a Setup or a trainer")
     model = unwrap(model)
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise UserError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 from xml.etree import ElementTree
@@ -15,13 +15,19 @@ from normlab.report.page import Block, Cell, Code, Details, Page, PageTable, Sec
 
 def check_page(report: Mapping[str, Any]) -> Page:
     """The page of ``Report.to_dict()``, to which ``title`` and ``command`` may be added."""
-    failures, holds = report["failures"], report["holds"]
-    first = failures[0] if failures else None
+    allowed, holds = report.get("allowed", ()), report["holds"]
+    first = next((one for one in report["failures"] if one["property"] not in allowed), None)
     kept = "property holds" if len(holds) == 1 else "properties hold"
-    lead = f"{len(holds)} {kept}, {len(report['untestable'])} could not be tested."
+    unjudged, inapplicable = _untested(report)
+    lead = f"{len(holds)} {kept}, {len(unjudged)} could not be tested, {len(inapplicable)} do not apply."
+    if len(report["failures"]) and first is None:
+        lead += " What fails is allowed to."
+    nothing = "Nothing fails"
+    if report.get("verdict") == "undecided":
+        nothing = f"Too little could be judged: {report['judged']} of {report['applicable']} properties"
     return Page(
         title=str(report.get("title") or f"Check of {report['model']}"),
-        headline=f"{_property(first)} fails at {_place(first)}" if first else "Nothing fails",
+        headline=f"{_property(first)} fails at {_place(first)}" if first else nothing,
         facts=[f"{name} {value}" for name, value in report["facts"].items()],
         lead=f"{capital(first['evidence'])}. {lead}" if first else lead,
         blocks=list(_sections(report)),
@@ -31,27 +37,47 @@ def check_page(report: Mapping[str, Any]) -> Page:
 def _sections(report: Mapping[str, Any]) -> Iterator[Section]:
     states = report["statements"]
     if report["failures"]:
-        failures = [block for one in report["failures"] for block in _failure(one, states)]
+        allowed = report.get("allowed", ())
+        failures = [block for one in report["failures"] for block in _failure(one, states, allowed)]
         yield Section("What fails", failures, "failures")
     if report["notes"]:
         caption = "Unusual, but perhaps intended: nothing here fails a check."
         yield Section("Notes", [_places(report["notes"], caption)], "notes")
-    if report["untestable"]:
-        rows = [[Cell(breakable(n), states.get(n, "")), Cell(why)] for n, why in report["untestable"].items()]
-        table = PageTable(("property", "why"), rows, text_columns=2)
-        yield Section("What could not be tested", [table], "untestable")
+    unjudged, inapplicable = _untested(report)
+    if unjudged:
+        yield Section("What could not be tested", [_reasons(unjudged, states)], "untestable")
     rows = [
         [Cell(breakable(n)), Cell(states.get(n, "")), Cell(duration(report["seconds"].get(n, 0.0)))]
         for n in report["holds"]
     ]
     holds: list[Block] = [PageTable(("property", "what it states", "time"), rows, text_columns=2)]
     yield Section("What holds", holds if rows else [Text("Nothing of what could be tested.")], "holds")
+    if inapplicable:
+        yield Section("What does not apply", [_reasons(inapplicable, states)], "inapplicable")
     if report.get("command"):
         yield Section("How it was made", [Code(str(report["command"]))], "how")
 
 
-def _failure(one: Mapping[str, Any], states: Mapping[str, str]) -> Iterator[Block]:
-    yield Text(f"{_property(one)} fails at {_place(one)}: {one['evidence']}.", "alarm")
+def _untested(report: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Why properties that apply were not judged, and why others do not apply, as far as the step shows."""
+    unjudged, inapplicable = dict[str, str](), dict[str, str]()
+    applies = report.get("unjudged", report["untestable"])  # kept reports may not tell them apart
+    for name, why in report["untestable"].items():
+        group = unjudged if name in applies else inapplicable
+        group[name] = why
+    return unjudged, inapplicable
+
+
+def _reasons(untested: Mapping[str, str], states: Mapping[str, str]) -> PageTable:
+    rows = [[Cell(breakable(name), states.get(name, "")), Cell(why)] for name, why in untested.items()]
+    return PageTable(("property", "why"), rows, text_columns=2)
+
+
+def _failure(one: Mapping[str, Any], states: Mapping[str, str], allowed: Collection[str]) -> Iterator[Block]:
+    if one["property"] in allowed:
+        yield Text(f"{_property(one)} fails at {_place(one)}, as it is allowed to: {one['evidence']}.")
+    else:
+        yield Text(f"{_property(one)} fails at {_place(one)}: {one['evidence']}.", "alarm")
     if statement := states.get(one["property"]):
         yield Text(f"What should hold: {statement}", "note")
     if one["advice"]:
@@ -80,7 +106,7 @@ SARIF: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schem
 
 def junit(reports: Sequence[Mapping[str, Any]]) -> str:
     """Write reports, each of them ``Report.to_dict()``, as JUnit's XML: a suite for each model, a case for
-    each property, which passes, fails, or is skipped if it could not be tested.
+    each property, which passes, fails, or is skipped if it could not be tested or is allowed to fail.
     """
     root = ElementTree.Element("testsuites", name="normlab check")
     for one in reports:
@@ -105,6 +131,9 @@ def junit(reports: Sequence[Mapping[str, Any]]) -> str:
 def _cases(one: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """Yield for each answer the property, the place, its kind, and the sentence about it."""
     for cause in one["failures"]:
+        if cause["property"] in one.get("allowed", ()):
+            yield cause["property"], cause["module"] or "model", "skipped", f"allowed: {_sentence(cause)}"
+            continue
         yield cause["property"], cause["module"] or "model", "failure", _sentence(cause)
         for v in cause["follows"]:
             said = f"{_sentence(v)}; explained by {cause['property']} at {cause['module'] or 'model'}"
@@ -151,4 +180,5 @@ def _result(
         "level": level,
         "message": {"text": _sentence(found)},
         **({"locations": [place]} if place else {}),
+        **({"suppressions": [{"kind": "external"}]} if found["property"] in one.get("allowed", ()) else {}),
     }

@@ -143,16 +143,21 @@ def write_probes_page(file: Path, page: Path) -> Path:
     if not sections:
         raise UserError(f"{file} holds no rows of probes; a trainer writes them after each measured step")
     title = f"Training of {file.name}"
-    write_output(page, Page(title, _what_went_wrong(beside), _facts(rows), "", sections).html())
+    facts = _facts(rows, beside.get("steps"))
+    write_output(page, Page(title, _what_went_wrong(beside), facts, "", sections).html())
     return page
 
 
-def _facts(rows: Sequence[Row]) -> list[str]:
-    """What was measured; a training that failed at once has reports and no rows."""
+def _facts(rows: Sequence[Row], seen: int | None) -> list[str]:
+    """What was measured, and in how many of the steps that were ``seen``, if that is known; a training that
+    failed at once has reports and no rows.
+    """
+    every = [] if seen is None else [f"{count(seen, 'step')} watched"]
     steps = sorted({int(row["step"]) for row in rows})
     if not steps:
-        return []
+        return every
     return [
+        *every,
         f"steps {steps[0]:,} to {steps[-1]:,}",
         count(len(steps), "measured step"),
         count(len({row["module"] for row in rows}), "module"),

@@ -47,6 +47,10 @@ class SetupFamily:
     make: Callable[[int, int], Setup]
     parametrisation: str = ""
     """The one that a recipe names; empty if it is not known."""
+    seed_hint: str = (
+        "declare seed, as in def setup(…, seed=0), and call torch.manual_seed(seed) before the model is made"
+    )
+    """What to type if every seed draws the same model."""
 
     def build(self, size: int, seed: int) -> Setup:
         """The setup of a size, drawn from a seed. Raises UserError if it has no optimizer."""

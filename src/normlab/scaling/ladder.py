@@ -120,8 +120,7 @@ class Ladder:
         every = [list(self.family.build(sizes[0], seed).model.parameters()) for seed in (first, second)]
         if all(a.equal(b) for a, b in zip(*every, strict=True)):
             raise UserError(
-                f"{self.family.title} draws the same model from every seed: declare seed, as in "
-                f"def setup({axis}, seed=0), and call torch.manual_seed(seed) before the model is made"
+                f"{self.family.title} draws the same model from every seed: {self.family.seed_hint}"
             )
         setup = self._setup(sizes[0], first)
         with restored(setup):

@@ -136,7 +136,9 @@ class WatchedModel:
         self.scores: dict[str, Scores] = {}
         with suppress(Exception):  # any model may raise anything
             self.scores = {s.module: s for s in read_wiring(self.trace, list(self.blocks)).scores}
-        self.roles = dict(roles_in(self.model) or self.facts.roles)
+        found = roles_in(self.model) or self.facts.roles
+        # no parametrisation has a rule for tokens: how they are read tells whether they are a table
+        self.roles = {name: "hidden" if role == "token" else role for name, role in found.items()}
         self.names = {id(p): n for n, p in self.model.named_parameters()}
         self.logits: Logits | None = None
         with suppress(Unknown):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -79,6 +79,8 @@ class _FirstSteps:
     seconds: list[float]
     """The time of a step: as measured first, then in each trial."""
     took: float
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What else a report should say of them."""
 
     @property
     def step_s(self) -> float:
@@ -119,11 +121,13 @@ class Attempts:
                 course = replace(course, warmup=warmup / (setup.declare.steps or steps), longest=warmup)
             scale = read_scale(setup, self.batches(steps), limit, seen.losses[0])
             row = dict[str, Any](measured=name, course=asdict(course), scale=asdict(scale))
+            row["facts"] = dict(seen.not_copied)
             row["step_s"] = median(seen.seconds[1:] or seen.seconds)
             row["seconds"] = self.journal.seconds - start
             self.journal.append(row)
         course, scale = from_plain(Course, row["course"]), from_plain(Scale, row["scale"])
-        return _FirstSteps(course, scale, [float(row["step_s"])], float(row["seconds"]))
+        seconds, facts = float(row["seconds"]), row.get("facts", {})
+        return _FirstSteps(course, scale, [float(row["step_s"])], seconds, facts)
 
     def trial(
         self, rate: float, steps: int, leads: Sequence[float] = (), tell: Tell | None = None

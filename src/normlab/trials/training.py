@@ -19,10 +19,9 @@ from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
 from normlab.trace.copies import Use, refusal_of, use_of
 from normlab.trace.dry_run import groups_of
-from normlab.trace.facts import Unknown
 from normlab.trace.optimizers import copied, rates_of
-from normlab.trace.restore import restored, same_random_state
-from normlab.trace.tensors import eager, map_tensors, refusal, unwrap
+from normlab.trace.restore import generators_of_copies, restored, same_random_state, seed_each
+from normlab.trace.tensors import copied_batch, eager, refusal, unwrap
 
 RateOf = Callable[[int, Sequence[float]], Sequence[float]]
 """From a step, counted from 1, and the groups' own rates, to the rates that they are given."""
@@ -46,6 +45,8 @@ class Training:
     """By batch in which an optimizer was called: each group's rate, as the scheduler or step had set it."""
     model: nn.Module | None = None
     """The copy that is trained."""
+    not_copied: Mapping[str, str] = field(default_factory=dict)
+    """What the step reaches and is too large to be put back, as a fact for a report."""
 
 
 def train(
@@ -69,9 +70,10 @@ def train(
     """
     seen = Training()
     kept = replace(setup, batches=())  # each step gets a copy of its batch
-    with restored(kept), same_random_state(seed), eager():
+    with restored(kept) as seen.not_copied, same_random_state(seed), eager():
         model, optimizers, scheduler = copied(setup)
         seen.model = model
+        seed_each(generators_of_copies(model, *optimizers, scheduler), seed)
         for group in groups_of(optimizers):
             given = {name: value for name, value in groups.items() if name in group}
             group.update({n: value(group[n]) if callable(value) else value for n, value in given.items()})
@@ -81,7 +83,7 @@ def train(
         _give_rates(optimizers, rate_of, seen)
         for batch in batches:
             start = time.monotonic()
-            own = map_tensors(batch, lambda _, x: x.clone())
+            own = copied_batch(batch)
             try:
                 if seen.losses:
                     value = step(model, own, steered, scheduler)
@@ -117,10 +119,10 @@ def first_steps(
 
     try:
         seen = train(setup, batches, None, seed=seed, groups=groups, enough=enough)
-    except (UserError, Unknown):
+    except UserError:
         raise
     except Exception as error:
-        raise UserError(refusal(_who_raised(setup, error), setup.batch, error)) from error
+        raise UserError(refusal(_who_raised(setup, error), batches[0], error)) from error
     if not seen.rates:
         raise UserError(
             f"the optimizer's step() is not called in {count(len(seen.losses), 'step')}: call that of "
@@ -243,9 +245,14 @@ def read_course(setup: Setup, seen: Training) -> Course:
     if not top > 0:
         raise UserError("the rate of every group is 0: give the optimizer, or the scheduler, a rate")
     peak = next(i for i, rate in enumerate(tops) if rate >= top * (1 - 1e-6))
-    if setup.scheduler is not None or not peak:
-        return Course(peaks, WARMUP if peak else 0.0, 1 + steps[peak] if peak else 0)
     meant = setup.lr or setup.declare.peak_lr
+    if "rate" in setup.cannot:
+        if meant is None:
+            raise UserError(f"{setup.cannot['rate']}; or pass lr=, the largest rate on the way")
+        return Course([meant * rate / top for rate in peaks], WARMUP)
+    if setup.scheduler is not None or not peak:
+        warms_up = peak or getattr(setup.step, "warms_up", False)
+        return Course(peaks, WARMUP if warms_up else 0.0, 1 + steps[peak] if peak else 0)
     if meant is None:
         raise UserError(
             f"the step raises the rate by hand, to {top:.3g} in {len(seen.losses)} steps, and nothing "

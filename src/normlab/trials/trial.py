@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from torch import nn
-
 from normlab.base.units import duration
 from normlab.errors import UserError
-from normlab.setups.setup import Loss, Setup, setup_of
+from normlab.setups.given import setup_of
+from normlab.setups.setup import Loss
 from normlab.trace.facts import Unknown
 from normlab.trace.restore import same_globals
 from normlab.trace.tensors import unwrap
@@ -35,7 +34,7 @@ OPTIONS: Final = ("seed", "folder", "progress", "announce")
 
 
 def trial(
-    model: nn.Module | Setup,
+    model: Any,
     batch: Any = None,
     *,
     loss: Loss | None = None,
@@ -47,9 +46,10 @@ def trial(
 ) -> Trials:
     """Train copies of a setup at several learning rates, ``steps`` steps each, and say which of them train.
 
-    Give ``model`` and ``batch``, or one ``Setup``. ``rest`` are the setup's other fields (optimizer,
-    scheduler, step, make, lr, declare), and ``seed`` for the trials' random states, ``folder`` to keep them
-    in, ``progress(name, done, of)``, and ``announce(sentence)``, called with the plan before the first trial.
+    Give ``model`` and ``batch``, one ``Setup``, or a trainer, as for ``check``. ``rest`` are the setup's
+    other fields (optimizer, scheduler, step, make, lr, declare), and ``seed`` for the trials' random states,
+    ``folder`` to keep them in, ``progress(name, done, of)``, and ``announce(sentence)``, called with the plan
+    before the first trial.
 
     Every trial begins at the same weights, and sees the same batches and random numbers; ``Course`` says
     which rates its groups have. The scan begins at the setup's own rate; ``rates`` replaces the scan.
@@ -63,7 +63,8 @@ def trial(
     >>> [round(one.rate, 4) for one in trials.rates], trials.page("trial.html").name
     ([0.001, 0.01], 'trial.html')
     """
-    setup = setup_of("trial", model, batch, loss, rest, OPTIONS)
+    setup = setup_of("trial", model, batch, loss, rest, OPTIONS, batches=steps)
+    setup.require("loss", "gradient", "batch")
     options = {name: value for name, value in rest.items() if name in OPTIONS}
     plan = Plan(steps, budget_s, tuple(rates or ()), **options)
     if setup.optimizer is None:
@@ -201,6 +202,7 @@ class _Scan:
         }
         if scale.unigram is not None:
             facts["targets"] = f"{scale.targets:,}, of entropy {scale.unigram:.3f} nats"
+        facts |= measured.facts
         return Trials(
             model=type(unwrap(model)).__name__,
             steps=steps,

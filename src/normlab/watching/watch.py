@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,10 @@ from normlab.base.io import validated
 from normlab.diagnosis import Probe, Record, Structure
 from normlab.diagnosis.probes import Emit
 from normlab.errors import UserError
+from normlab.setups.setup import shown
+from normlab.setups.trainers import is_trainer
 from normlab.trace.tensors import compiles, unwrap
+from normlab.watching import NOTES
 from normlab.watching.checks import Checks, WatchReports
 from normlab.watching.losses import Losses
 from normlab.watching.meter import OptimizerSteps, joined
@@ -70,8 +73,12 @@ class Watch:
         self._losses = Losses()
         self._optimizers: list[OptimizerSteps] = []
         self._hooks: list[Any] = []
+        self.until_closed = ExitStack()
+        """What ends when the watch is closed."""
         self._model: nn.Module | None = None
         self._step, self._counts, self._compiled = 0, False, False
+        self.steps = 0
+        """How many steps were seen."""
 
     @property
     def path(self) -> Path:
@@ -87,6 +94,13 @@ class Watch:
         return self.path.with_suffix(".flight.json")
 
     @property
+    def worst(self) -> str:
+        """What went wrong first, in a few words; else the first thing to note; empty if nothing did."""
+        triggers = [report["trigger"] for report in self.reports]
+        ended = [trigger for trigger in triggers if trigger["kind"] not in NOTES]
+        return next((str(trigger["words"]) for trigger in (*ended, *triggers)), "")
+
+    @property
     def reports(self) -> list[dict[str, Any]]:
         """The recorder's reports, with ``trigger`` and ``verdict``; empty for a training that went well."""
         return self._reports.flights()
@@ -99,7 +113,7 @@ class Watch:
             self._observation.reset()
             self._remove_hooks()
             self._reports = WatchReports(self._warn)
-            self._recorder, self._step = Recorder(self._reports), step
+            self._recorder, self._step, self.steps = Recorder(self._reports), step, 0
             for kept in (self._once, self._notes, self._losses):
                 kept.clear()
             _OPEN.add(self)
@@ -177,6 +191,7 @@ class Watch:
         with self._guard("the page cannot be drawn"):
             if self._emit is None:
                 self._draw()
+        self.until_closed.close()
 
     def __enter__(self) -> Watch:
         return self
@@ -264,6 +279,7 @@ class Watch:
         self._step += self._counts and bool(done)
 
     def _take(self, done: Sequence[OptimizerSteps], *, due: bool) -> None:
+        self.steps += 1
         loss = self._losses.of_step()
         record = joined([one.record(self._step, loss) for one in done])
         self._recorder.add(record)
@@ -295,7 +311,8 @@ class Watch:
         if not self.path.exists() and not self.reports:
             return
         self.flight.parent.mkdir(parents=True, exist_ok=True)
-        beside = {"reports": self.reports, "notes": self._notes, "losses": self._recorder.curve.count}
+        beside = {"reports": self.reports, "notes": self._notes, "steps": self.steps}
+        beside["losses"] = self._recorder.curve.count
         write_json_atomic(self.flight, beside, flat=True)
         if self._rows.rank:
             return
@@ -345,8 +362,8 @@ def _innermost(optimizer: Any) -> Optimizer:
 
 @validated
 def watch(
-    model: nn.Module,
-    optimizer: Any,
+    model: Any,
+    optimizer: Any = None,
     *,
     out: str | Path = OUT,
     every_steps: int = 50,
@@ -355,7 +372,8 @@ def watch(
     structure: Structure | None = None,
     first_step: int = 0,
 ) -> Watch:
-    """Watch a plain training loop: ``with normlab.watch(model, optimizer) as watch: …``.
+    """Watch a plain training loop: ``with normlab.watch(model, optimizer) as watch: …``, or a trainer:
+    ``with normlab.watch(trainer) as watch: trainer.train()``.
 
     A step is one or more calls of the model in training mode, and the step of the optimizer, or of each in a
     list, that follows. ``watch.loss(loss)`` gives the recorder the loss, unless the model returns it: as
@@ -370,6 +388,15 @@ def watch(
     >>> watch.page.name
     'watch.html'
     """
+    options: dict[str, Any] = {"out": out, "every_steps": every_steps, "structure": structure, "sinks": sinks}
+    if optimizer is None and is_trainer(model):
+        from normlab.watching.training import follow  # which few need: it takes a while to import
+
+        watching = Watch(probes, **options)
+        follow(watching)
+        return watching
+    if not isinstance(model, nn.Module):
+        raise UserError(f"the model is {shown(model)}, and must be a torch.nn.Module, or a trainer")
     several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     for one in several:
         _innermost(one)
@@ -377,7 +404,7 @@ def watch(
         raise UserError(
             f"first_step is {first_step}, and must be 0 or more: the number of steps already done"
         )
-    watching = Watch(probes, out=out, every_steps=every_steps, structure=structure, sinks=sinks)
+    watching = Watch(probes, **options)
     watching.start(first_step)
     watching.attach(model, several)
     watching.count_steps()
