@@ -128,7 +128,8 @@ class StateWatch:
 
     def end_pass(self) -> ModuleState:
         """Return the state that the pass found which ends now."""
-        self._earlier, self._state, self._seen = self._state, ModuleState(), {}
+        self._earlier, self._state = self._state, ModuleState()
+        self._seen.clear()
         return self._earlier
 
 
