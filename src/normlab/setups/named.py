@@ -82,8 +82,9 @@ def _line_of_class(cls: type) -> dict[str, str | int] | None:
         code = method.__code__
         with suppress(OSError, ValueError):  # no such file, or none in Python
             for node in ast.walk(ast.parse(Path(code.co_filename).read_bytes())):
-                is_class = isinstance(node, ast.ClassDef) and node.name == cls.__name__
-                if is_class and node.lineno <= code.co_firstlineno <= (node.end_lineno or node.lineno):
+                if not isinstance(node, ast.ClassDef) or node.name != cls.__name__:
+                    continue
+                if node.lineno <= code.co_firstlineno <= (node.end_lineno or node.lineno):
                     return _place(code.co_filename, node.lineno)
     return None
 
