@@ -729,6 +729,6 @@ def balanced_loss(model: nn.Module, ids: Tensor) -> Tensor:
 
 @report("jingyaogong/minimind#859", "mixtures of experts")
 def single_weight_normalised(*, faulty: bool) -> Arguments:
-    """Weights are normalised where a token has one expert: each is 1, and the router learns from balance alone."""
+    """Weights are normalised though a token has one expert: each is 1, and only balance trains the router."""
     make = partial(SparseGPT, normalize_single=faulty)
     return setup(make, text(4, 24, seed=112), balanced_loss, partial(configure_adamw, lr=2e-3))
