@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 
 from corpus.case import Builder, sentence
 from corpus.public2.case import PublicCase
 
 CASES: dict[str, PublicCase] = {}
-"""Every case of this half by its name, once ``collected`` has been called."""
-MODULES = ("faults_b1", "faults_b2", "sound_b")
-
-
-def collected() -> dict[str, PublicCase]:
-    """Return all cases of this half: importing their modules adds them."""
-    for module in MODULES:
-        import_module(f"corpus.public3.{module}")
-    return CASES
+"""Every case of this half by its name, once its modules have been imported."""
 
 
 def add(case: PublicCase) -> None:
