@@ -158,9 +158,9 @@ def _elsewhere(step: StepUnderTest) -> Answers:
     raise Unknown("the targets are neither tokens of the batch nor labels that it holds")
 
 
-@property_of("loss", explains=["initial_loss", "overfit", "padded_loss"], passes=1, uses=OTHER_BATCHES)
+@property_of("loss", explains=["initial_loss", "overfit", "padded_loss"], passes=2, uses=OTHER_BATCHES)
 def counted(step: StepUnderTest) -> Answers:
-    """The loss leaves out padding and what labels hide, but counts the token that ends a text."""
+    """The loss leaves out padding, what labels hide and places of images, but counts the end of a text."""
     if (real := step.facts.real_frames) is not None:
         yield from _reads_padding(step, real)
     if step.facts.real_frames is None or step.facts.sources:
@@ -170,6 +170,7 @@ def counted(step: StepUnderTest) -> Answers:
 def _counts_tokens(step: StepUnderTest) -> Answers:
     """Padding among the counted tokens, and ends of texts that are not counted."""
     yield from _hidden(step)
+    yield from _keeping_places(step)
     facts, asked, shift = step.facts, step.facts.targets, step.facts.shift or 0
     entry, ahead = facts.tokens.entry, shift + facts.offset
     ends = {facts.declared.eos_id, facts.configured("eos_token_id")} - {None}
@@ -200,6 +201,18 @@ def _counts_tokens(step: StepUnderTest) -> Answers:
         yield fail("loss", say, "count the label of the first end token, even if that is the padding's id")
     if shift and (left := int((asked.ahead(real, ahead) & ~asked.counted).sum())):
         yield note("loss", f"{left} targets that are not padding are not counted")
+
+
+def _keeping_places(step: StepUnderTest) -> Answers:
+    """Counted targets that are no words, but ids in whose places the model reads something else."""
+    asked = step.facts.targets
+    if step.facts.shift is None:  # other classes may have the same numbers
+        return
+    ids = torch.tensor(step.facts.placeholders(step.facts.tokens), dtype=asked.ids.dtype)
+    if bad := int((asked.counted & torch.isin(asked.ids, ids)).sum()):
+        say = f"{bad} of {int(asked.counted.sum())} counted targets only keep places"
+        what = "for something else that the model reads there, such as an image"
+        yield fail("loss", f"{say} {what}", "ignore their labels (-100)")
 
 
 def _reads_padding(step: StepUnderTest, real: Tensor) -> Answers:

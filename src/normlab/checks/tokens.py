@@ -18,7 +18,7 @@ from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, declares_itself
 from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of, repeats_documents
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import place_name
+from normlab.trace.tensors import map_tensors, place_name
 
 ROUNDINGS = 8
 """A score may be off by so many roundings of the model's own type, in which tables of angles may be kept."""
@@ -41,7 +41,7 @@ def _moved(
 @property_of(
     "tokens",
     explains=["causality", "reach", "padding", "documents", "order", "cache"],
-    passes=3,
+    passes=4,
     uses=OTHER_BATCHES,
 )
 def rows(step: StepUnderTest) -> Answers:
@@ -51,10 +51,13 @@ def rows(step: StepUnderTest) -> Answers:
     needs(logits.ndim > 1 and count in logits.shape[:2], "the output has no axis for rows")
     needs(logits.shape != (count, count), "the output compares rows with each other")
     order, last = torch.arange(count), torch.arange(count) == count - 1
-    changed = facts.with_rows(torch.cat([order[:-1].roll(1), order[-1:]]))
+    exchanged = torch.cat([order[:-1].roll(1), order[-1:]])
+    changed = facts.with_rows(exchanged)
     if facts.sources:
         tokens = facts.sources[0]
         changed = facts.other_tokens(facts.real(tokens) & ~last[:, None], tokens)
+        if facts.placeholders(tokens):  # what lies there is no token, and changes with its row
+            changed = map_tensors(changed, lambda _, x: x[exchanged.to(x.device)] if _holds(x, count) else x)
     yield from _moved(step, changed, part_of(last), "only rows before the last", "mix within a row only")
     shown = step.logits(step.exact.again(batch=facts.with_rows(order.roll(1))))
     axis = 0 if logits.shape[0] == count else 1
@@ -63,6 +66,11 @@ def rows(step: StepUnderTest) -> Answers:
         # random noise belongs to a row's place
         say = f"rows in another order change outputs by {size:.1e} of their size"
         yield fail("", say, "index nothing by row")
+
+
+def _holds(x: Tensor, rows: int) -> bool:
+    """Whether an entry of the batch holds numbers, such as an image, for each of so many rows."""
+    return x.is_floating_point() and x.ndim > 1 and len(x) == rows
 
 
 ALSO = ("reach", "order", "overfit", "cache", "documents", "training_equals_evaluation")
@@ -103,7 +111,10 @@ def reach(step: StepUnderTest) -> Answers:
         raise Unknown("the output has no axis for positions or rows")
     needs(bool(last.any()), "no prediction has a token before it")
     for back in sorted(d for d in {1, 2, shortest // 2, shortest - 1} if 0 < d <= int(last.max())):
-        batch = facts.other_tokens(places == (last - back)[:, None])
+        there = places == (last - back)[:, None]
+        if not bool((there & facts.exchangeable()).any()):
+            continue
+        batch = facts.other_tokens(there)
         other = part(step.logits(step.exact.again(batch=batch)))
         seen[back] = distance(shown, other) if other is not None else 0.0
     near = [d for d in seen if seen[d]]

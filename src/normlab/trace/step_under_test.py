@@ -437,6 +437,10 @@ class StepUnderTest:
         facts, (rows, width) = self.facts, self.facts.tokens.ids.shape
         logits, asked = scored or facts.scored
         counted = asked.counted.any(0).nonzero()[:, 0]
+        words = facts.exchangeable().any(0)
+        there = counted - facts.before(asked) + ahead
+        at_words = counted[words[there.clamp(0, width - 1)]]
+        counted = at_words if len(at_words) else counted
         place = int(counted[len(counted) // 2])
         there = place - facts.before(asked) + ahead
         if not 0 <= there < width:

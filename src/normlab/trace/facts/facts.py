@@ -16,6 +16,7 @@ from normlab.setups.setup import Declaration
 from normlab.trace.autograd import gradients_in
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.joined import JOINING, joined
+from normlab.trace.facts.placeholders import placeholders_of
 from normlab.trace.facts.stacks import Block, block_of, find_stacks, stream_of
 from normlab.trace.facts.targets import (
     FLAT,
@@ -32,6 +33,7 @@ from normlab.trace.facts.tokens import (
     Padding,
     Tokens,
     documents_of,
+    is_offsets,
     looked_up,
     looked_up_through,
     padding_of,
@@ -73,6 +75,7 @@ class Facts:
             self.joined = joined(passed.functions, parameters, self.rows, widths)
             """The parameters that join the stream of the stacks as they are, by path."""
             self._scored = read_logits(self.trace, passed)
+            self._placeholders: dict[Place, tuple[int, ...]] = {}
             self.output = None if passed.runs_whole or self._scored else _last_read(trace, passed)
             """Where the loss reads a part of the model last, if it calls parts and has no known logits."""
 
@@ -382,17 +385,32 @@ class Facts:
         entry[:, tokens.start : tokens.start + ids.shape[1]] = ids.to(entry)
         return replaced(self.trace.batch, tokens.place, entry.T if tokens.transposed else entry)
 
+    def exchangeable(self, tokens: Tokens | None = None) -> Tensor:
+        """Return where ids `[B, T]` may be exchanged, because they keep no place for anything else."""
+        tokens = tokens or self.tokens
+        return ~torch.isin(tokens.ids, torch.tensor(self.placeholders(tokens), dtype=tokens.ids.dtype))
+
+    def placeholders(self, tokens: Tokens) -> tuple[int, ...]:
+        """Return the ids that only keep places for what comes from elsewhere in the batch."""
+        if tokens.place not in self._placeholders:
+            self._placeholders[tokens.place] = placeholders_of(self, tokens)
+        return self._placeholders[tokens.place]
+
     def other_tokens(self, pick: Tensor, tokens: Tokens | None = None) -> Any:
-        """Return the batch with another id, one that it uses elsewhere, at the picked positions `[B, T]`."""
+        """Return the batch with another id, one that it uses elsewhere, at the picked positions `[B, T]`, as
+        far as these are exchangeable.
+        """
         tokens = tokens or self.tokens
         own = (self.configured(f"{name}_token_id") for name in ("pad", "eos"))
         special = {self.declared.pad_id, self.declared.eos_id, *own, *self.borders}
+        special.update(self.placeholders(tokens))
         pool = torch.tensor([i for i in torch.unique(tokens.ids).tolist() if i >= 0 and i not in special])
         if len(pool) < 2:
             pool = torch.arange(min(tokens.vocabulary, 8))
         ids = tokens.ids
         index = torch.searchsorted(pool, ids.contiguous()).clamp(max=len(pool) - 1)
         shift = torch.randint(1, len(pool), ids.shape, generator=torch.Generator().manual_seed(1))
+        pick = pick & self.exchangeable(tokens)
         return self.with_tokens(torch.where(pick, pool[(index + shift) % len(pool)], ids), tokens)
 
     def other_values(self, place: Place) -> Iterator[Tensor]:
@@ -431,9 +449,13 @@ class Facts:
         return None
 
     def with_rows(self, order: Tensor) -> Any:
-        """Return the batch with its rows, or some of them, in this order. Raises Unknown for nested ones."""
+        """Return the batch with its rows, or some of them, in this order. Raises Unknown for nested ones, and
+        for what is one row of documents, one after another.
+        """
         if self.has_nested:
             raise Unknown("the batch holds a nested tensor, whose rows torch does not exchange")
+        if any(is_offsets(x, self.rows) and len(x) != self.rows for x in self.entries.values()):
+            raise Unknown("the batch is one row of documents, one after another, as their offsets say")
         return map_tensors(
             self.trace.batch, lambda _, x: x[order.to(x.device)] if x.ndim and x.shape[0] == self.rows else x
         )

@@ -464,12 +464,18 @@ def _changes(numbers: Tensor) -> Tensor | None:
 
 def _offsets(offsets: Tensor, ids: Tensor) -> Tensor | None:
     """Return the numbers from cumulative lengths, from 0 to the length of the one flat row."""
-    whole = len(offsets) > 2 and (int(offsets[0]), int(offsets[-1])) == (0, ids.numel())
-    if not whole or not bool((offsets.diff() > 0).all()):
+    if not is_offsets(offsets, ids.numel()):
         return None
     starts = torch.zeros(ids.numel(), dtype=torch.long)
     starts[offsets[1:-1].long()] = 1
     return starts.cumsum(0).reshape(ids.shape)
+
+
+def is_offsets(x: Tensor, length: int) -> bool:
+    """Return whether a tensor counts up from 0 to this length, as the offsets of several documents do."""
+    if x.ndim != 1 or len(x) < 3 or x.is_floating_point() or x.dtype == torch.bool:
+        return False
+    return (int(x[0]), int(x[-1])) == (0, length) and bool((x.diff() > 0).all())
 
 
 def _declared(facts: Facts, declared: object) -> Tensor:
