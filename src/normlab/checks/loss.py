@@ -291,6 +291,7 @@ def reduction(step: StepUnderTest) -> Answers:
             yield note("loss", over_all)
         elif not near(total, 1):
             yield from _sum_over_positions(step, near)
+        yield from _of_further_heads(step)
         return
     each = total / count
     if len(factors(step)) > 1:
@@ -309,6 +310,29 @@ def reduction(step: StepUnderTest) -> Answers:
         yield from notes
     else:
         yield note("loss", f"its weights add up to {total:.4g}, of half the rows to {ratio:.4g} of that")
+
+
+def _of_further_heads(step: StepUnderTest) -> Answers:
+    """Heads that look further ahead than the main one, and are divided by its number of targets: theirs are
+    fewer, by as many as there are ends of texts, and not by one share.
+    """
+    facts, half = step.facts, step.facts_of_half
+    if half is None or not facts.sources or facts.shift is None:
+        return
+    main, main_half = facts.targets, half.targets
+    halves = {logits.where: asked for logits, asked in half.heads}
+    for number, (logits, asked) in enumerate(facts.heads, start=1):
+        part, shift = halves.get(logits.where), facts.shift_of(asked)
+        if part is None or shift is None or shift <= facts.shift:
+            continue
+        near = partial(isclose, rel_tol=max(asked.rounding, part.rounding))
+        ratio = float(part.weight.sum()) / float(asked.weight.sum())
+        counts = [int(x.counted.sum()) for x in (asked, part, main, main_half)]
+        share, share_of_main = counts[1] / counts[0], counts[3] / counts[2]
+        if not near(ratio, 1) and near(ratio, share / share_of_main):
+            say = f"the {counts[0]} targets of head {number}, which looks {shift} ahead, are divided by the "
+            say += f"{counts[2]} of the main head: half of the rows weigh {ratio:.4g} times as much as all"
+            yield fail("loss", say, "divide each head by the number of its own targets")
 
 
 def _is_divided_by_places(step: StepUnderTest, near: Callable[[float, float], bool]) -> bool:

@@ -466,12 +466,19 @@ class StepUnderTest:
     @property
     def half(self) -> Targets | None:
         """The targets of the half of the rows with the most counted targets; None if that does not run."""
+        return None if self.facts_of_half is None else self.facts_of_half.targets
+
+    @cached_property
+    def facts_of_half(self) -> Facts | None:
+        """The facts of that half of the rows, whose targets are known; None if there are none."""
         asked, rows = self.facts.targets, self.facts.rows
         if rows > 1 and len(asked.ids) == rows:
             order = asked.counted.reshape(rows, -1).sum(1).argsort(descending=True, stable=True)
             with suppress(Exception):  # the model may insist on a batch size
                 half = self.facts.with_rows(order[: rows // 2].sort().values)
-                return Facts(self.exact.again(batch=half), self.declare).targets
+                facts = Facts(self.exact.again(batch=half), self.declare)
+                if facts.targets is not None:  # raises where there are none
+                    return facts
         return None
 
     @cached_property
