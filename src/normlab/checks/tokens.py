@@ -17,8 +17,9 @@ from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, declares_itself
 from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of, repeats_documents
+from normlab.trace.facts.wiring import features_read
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import map_tensors, place_name
+from normlab.trace.tensors import Place, map_tensors, place_name
 
 ROUNDINGS = 8
 """A score may be off by so many roundings of the model's own type, in which tables of angles may be kept."""
@@ -301,12 +302,17 @@ def _across_borders(step: StepUnderTest, numbers: Tensor) -> Answers:
 
 @property_of("tokens", passes=6, several=True, uses=OTHER_BATCHES)
 def inputs(step: StepUnderTest) -> Answers:
-    """Every tensor that the model is given affects its outputs or the loss.
+    """Every tensor that the model is given affects its outputs or the loss, and so does each of the features
+    that its maps read.
 
     Where the model keeps packed documents apart, it need not be told of them twice.
     """
     for place, entry in step.facts.entries.items():
-        if entry.numel() > 1 and step.moves(place) is False:
+        if entry.numel() < 2:
+            continue
+        if step.moves(place) is not False:
+            yield from _unread_features(step, place, entry)
+        else:
             name, events = place_name(place), step.exact.events
             say = f"the entry {name} of the batch changes neither the outputs nor the loss"
             entered = [x for e in events if e.outermost for x in e.inputs if x.shape == entry.shape]
@@ -318,6 +324,20 @@ def inputs(step: StepUnderTest) -> Answers:
             else:
                 yield fail(name, say, "the model does not use it")
     needs(not step.facts.has_nested, "the batch holds a nested tensor, of which no other value is tried")
+
+
+def _unread_features(step: StepUnderTest, place: Place, entry: Tensor) -> Answers:
+    """Features that nothing reads, beside others that maps read with weights for each of them."""
+    if entry.ndim < 2 or not entry.is_floating_point():
+        return
+    read = features_read(step.exact, place)
+    if read.any() and not read.all():
+        other = torch.where(read.to(entry.device), entry, entry.roll(1, 0) * 1.3 + 0.1)
+        if step.moves(place, [other]) is False:
+            name, left = place_name(place), (~read).nonzero()[:, 0]
+            say = f"{len(left)} of the {len(read)} features of {name}, from number {int(left[0])} on, change"
+            where = f"{say} neither the outputs nor the loss; maps read the others"
+            yield fail(name, where, "look at how it is cut into parts")
 
 
 def _is_spare(step: StepUnderTest, entry: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, pairwise
@@ -451,10 +451,12 @@ class StepUnderTest:
             raise Unknown("the loss is computed differently after the change")
         return distance(logits.value[:, place], changed[:, place]) > self.rounding
 
-    def moves(self, place: Place) -> bool | None:
-        """Return whether an entry of the batch moves the outputs or the loss; None if no other value runs."""
+    def moves(self, place: Place, others: Iterable[Tensor] | None = None) -> bool | None:
+        """Return whether an entry of the batch moves the outputs or the loss, if it has these or any other
+        values; None if none of them runs.
+        """
         base, ran = self.exact, False
-        for other in self.facts.other_values(place):
+        for other in self.facts.other_values(place) if others is None else others:
             with suppress(Exception):  # a value that the model does not accept
                 changed = base.again(batch=replaced(base.batch, place, other))
                 pairs = [(base.loss, changed.loss), *zip(base.outputs, changed.outputs, strict=False)]

@@ -17,6 +17,7 @@ from normlab.trace.compare import distance
 from normlab.trace.facts.adapters import ADDED, Adapter, adapters_in
 from normlab.trace.facts.stacks import Stacks, siblings, stream_of
 from normlab.trace.functions import OWN, RUNNING, FunctionCall
+from normlab.trace.tensors import Place, at
 from normlab.trace.trace import Event, Trace
 
 Node = Any
@@ -150,6 +151,25 @@ def passes_on(x: Tensor, y: Tensor) -> bool:
     """
     made_by = x.grad_fn
     return y is x or (made_by is not None and any(node is made_by for node in _upstream(y.grad_fn, MAPS)))
+
+
+def features_read(trace: Trace, place: Place) -> Tensor:
+    """Return which features of an entry `[…, F]` of the batch are multiplied by parameters as they are: of
+    which a slice is the first factor of a product, which sums over them.
+    """
+    entry = at(trace.batch, place)
+    read = torch.zeros(entry.shape[-1], dtype=torch.bool)
+    if not entry.is_contiguous():
+        return read
+    for call in trace.functions(*MULTIPLIED):
+        x = call.argument(0, "input")
+        if not isinstance(x, Tensor) or not any(isinstance(a, nn.Parameter) for a in call.args):
+            continue
+        is_slice = x.untyped_storage().data_ptr() == entry.untyped_storage().data_ptr()
+        if is_slice and x.stride() == entry.stride():
+            start = (x.storage_offset() - entry.storage_offset()) % len(read)
+            read[start : start + x.shape[-1]] = True
+    return read
 
 
 def alike(stacks: Stacks, scores: Iterable[Scores]) -> Iterator[dict[str, Scores]]:
