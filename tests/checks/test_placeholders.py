@@ -41,6 +41,7 @@ class Seeing(Decoder):
 
 
 def images(*, hidden: bool) -> dict[str, Tensor]:
+    """Return texts with three patches in each row, whose labels may be hidden."""
     draw = torch.Generator().manual_seed(3)
     ids = torch.randint(IMAGE + 1, VOCAB, (4, 12), generator=draw)
     ids[:, 1:4] = IMAGE
@@ -78,6 +79,31 @@ def test_images_that_go_to_other_rows_are_named():
 def test_a_place_of_an_image_is_no_target(hidden: Any):
     report = seeing("counted", hidden=hidden)
     assert [v.property for v in report.failures] == ([] if hidden else ["counted"])
+
+
+def test_images_that_are_not_held_row_by_row_do_not_change_with_them():
+    class Joined(Seeing):
+        def forward(self, patches: Tensor, ids: Tensor) -> Tensor:
+            return super().forward(patches[None], ids)
+
+    batch = images(hidden=True)
+    batch["patches"] = batch["patches"].flatten(0, 1)
+    report = report_of("rows", "reduction", model=Joined("scatter"), batches=batch, loss=answer_loss)
+    assert not report.failures
+    assert set(report.untestable) == {"rows", "reduction"}
+
+
+@pytest.mark.parametrize("places", [(10, 11), (1, 11)])
+def test_a_place_of_an_image_is_no_token_that_a_prediction_might_not_see(places: tuple[int, ...]):
+    batch = images(hidden=True)
+    batch["ids"][:, 1:4] = IMAGE + 1
+    batch["ids"][:, places] = IMAGE
+    batch["ids"][:, -1] = IMAGE + 2
+    batch["patches"] = batch["patches"][:, : int((batch["ids"][0] == IMAGE).sum())]
+    batch["labels"] = batch["ids"].masked_fill(batch["ids"] == IMAGE, -100)
+    torch.manual_seed(0)
+    report = report_of("reach", model=Seeing("scatter"), batches=batch, loss=answer_loss)
+    assert not report.failures
 
 
 class Flat(nn.Module):

@@ -57,7 +57,8 @@ def rows(step: StepUnderTest) -> Answers:
     if facts.sources:
         tokens = facts.sources[0]
         changed = facts.other_tokens(facts.real(tokens) & ~last[:, None], tokens)
-        if facts.placeholders(tokens):  # what lies there is no token, and changes with its row
+        held = (~facts.exchangeable(tokens)).sum(1)
+        if held.any() and bool((held == held[0]).all()):  # what lies there is no token, and is exchanged
             changed = map_tensors(changed, lambda _, x: x[exchanged.to(x.device)] if _holds(x, count) else x)
     yield from _moved(step, changed, part_of(last), "only rows before the last", "mix within a row only")
     shown = step.logits(step.exact.again(batch=facts.with_rows(order.roll(1))))
@@ -118,6 +119,7 @@ def reach(step: StepUnderTest) -> Answers:
         batch = facts.other_tokens(there)
         other = part(step.logits(step.exact.again(batch=batch)))
         seen[back] = distance(shown, other) if other is not None else 0.0
+    needs(seen, "what comes before a prediction keeps places, as for an image, and cannot be exchanged")
     near = [d for d in seen if seen[d]]
     early = real & (places < shortest // 2)
     if by_position and facts.declared.causal is False and early.any():
@@ -133,7 +135,7 @@ def reach(step: StepUnderTest) -> Answers:
         say = f"the last position's output does not move when the token {tried} back changes"
         do = "look at the mask's sign and what attention returns"
         yield fail(calls[0].module if calls else "", say, do)
-    elif not seen[1] and by_position:
+    elif not seen.get(1, 1.0) and by_position:
         say = f"the last position does not see the token before it, but sees the one {min(near)} back"
         yield fail("", say, "the mask is off by one")
     elif len(near) < len(seen):

@@ -449,13 +449,16 @@ class Facts:
         return None
 
     def with_rows(self, order: Tensor) -> Any:
-        """Return the batch with its rows, or some of them, in this order. Raises Unknown for nested ones, and
-        for what is one row of documents, one after another.
+        """Return the batch with its rows, or some of them, in this order. Raises Unknown for nested ones, for
+        what is one row of documents, one after another, and for images that are not held row by row.
         """
         if self.has_nested:
             raise Unknown("the batch holds a nested tensor, whose rows torch does not exchange")
         if any(is_offsets(x, self.rows) and len(x) != self.rows for x in self.entries.values()):
             raise Unknown("the batch is one row of documents, one after another, as their offsets say")
+        loose = [x for x in self.entries.values() if x.is_floating_point() and x.ndim > 1]
+        if any(len(x) != self.rows for x in loose) and any(map(self.placeholders, self.sources)):
+            raise Unknown("what lies in places of the rows is not held row by row: rows cannot be exchanged")
         return map_tensors(
             self.trace.batch, lambda _, x: x[order.to(x.device)] if x.ndim and x.shape[0] == self.rows else x
         )

@@ -42,11 +42,12 @@ def placeholders_of(facts: Facts, tokens: Tokens) -> tuple[int, ...]:
             return ()
         # a plain sum of normed features would not move with them
         draw = torch.Generator().manual_seed(0)
-        total = torch.stack([(x * torch.randn(x.shape, generator=draw).to(x)).sum() for x in read]).sum()
+        sums = [(x * torch.randn(x.shape, generator=draw).to(x)).sum().float() for x in read]
+        total = torch.stack(sums).sum()
         slopes = [g for g in gradients_in(total, tables, facts.trace.model) if g is not None]
     used = torch.zeros(tokens.vocabulary, dtype=torch.bool)
     for slope in slopes:
-        used |= slope.any(1).cpu()
+        used |= slope.to_dense().any(1).cpu()
     if not used.any():
         return ()
     used[[i for i in _without_gradient(facts) if 0 <= i < len(used)]] = True
