@@ -188,7 +188,7 @@ class Padding(NamedTuple):
     pad_id: int | None
     """The id that fills up rows, if there is one."""
     ends_texts: bool = False
-    """Whether a real token has that id, too: it fills up rows and ends texts."""
+    """Whether the last real token of a row has that id, too: it ends texts and fills up rows."""
 
     @property
     def side(self) -> str:
@@ -244,8 +244,9 @@ def padding_of(facts: Facts, tokens: Tokens) -> Padding:
         if real is not None:
             fill = torch.unique(tokens.ids[~real])
             pad = int(fill[0]) if len(fill) == 1 else declared
-            ends_texts = pad is not None and bool((tokens.ids[real] == pad).any())
-            return Padding(real, str(place[-1]) if place else "mask", place, pad, ends_texts)
+            return Padding(
+                real, str(place[-1]) if place else "mask", place, pad, _ends_in(pad, tokens.ids, real)
+            )
     tables = (m.padding_idx for m in facts.trace.model.modules() if isinstance(m, nn.Embedding))
     index = next((i for i in tables if i is not None), None)
     configured, ends = (facts.configured(f"{name}_token_id") for name in ("pad", "eos"))
@@ -302,6 +303,12 @@ def real_tokens(ids: Tensor, pad: int, *, ends: bool = False) -> Tensor:
     if ends or bool(filled[:, 0].all()):  # where every row begins with it, it is a start
         return ~right
     return ~(right | (left & ~filled.all(1, keepdim=True)))
+
+
+def _ends_in(pad: int | None, ids: Tensor, real: Tensor) -> bool:
+    """Return whether each row that is filled up on the right has this id as its last real token."""
+    last = real & ~F.pad(real[:, 1:], (0, 1), value=True)
+    return pad is not None and bool(last.any()) and bool((ids[last] == pad).all())
 
 
 def _ends_are_asked_for(facts: Facts, tokens: Tokens, pad: int) -> bool:
