@@ -51,13 +51,16 @@ def looked_up(entries: Mapping[Place, Tensor], lookups: Sequence[FunctionCall], 
         ids, table = call.argument(0, "input"), call.argument(1, "weight")
         if not isinstance(ids, Tensor) or ids.is_nested or ids.ndim not in (1, 2):
             continue
-        # labels may hold the same numbers: the entry that the table reads itself comes first
+        # labels may hold the same numbers: the entry that the table reads itself comes first, and alone
         for place, entry in sorted(integers.items(), key=lambda item: not _share(ids, item[1])):
             tokens = _match(ids, place, entry, (rows, len(table)))
-            if tokens is None or place in found:
+            if tokens is None:
                 continue
-            if len(tokens.ids) < 2 or bool((tokens.ids != tokens.ids[:1]).any()):  # others are positions
+            are_positions = len(tokens.ids) > 1 and bool((tokens.ids == tokens.ids[:1]).all())
+            if place not in found and not are_positions:
                 found[place] = tokens
+            if _share(ids, entry):
+                break
     return list(found.values())
 
 
