@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -154,7 +155,8 @@ def silent_parameters(step: StepUnderTest) -> tuple[Found, Mapping[str, str]]:
     symmetry of a start may cancel one, and other weights route tokens differently.
     """
     trace, (found, undrawn) = step.training, _in_many_draws(step)
-    dead = [n for n in only_rounding(found, found, step.rounding) if not step.declare.is_frozen(n)]
+    silent, trained = only_rounding(found, found, step.rounding), _held_by_optimizers(step)
+    dead = [n for n in silent if n in trained or not step.declare.is_frozen(n)]
     if dead:
         dead = only_rounding(trace.again(weights=_stepped(trace)).gradients, dead, step.rounding)
     never, own = dead, trace.parameters
@@ -180,6 +182,18 @@ def silent_parameters(step: StepUnderTest) -> tuple[Found, Mapping[str, str]]:
         return library if built else IDLE if idle else CUT
 
     return found, {name: reason(name) for name in dead}
+
+
+def _held_by_optimizers(step: StepUnderTest) -> frozenset[str]:
+    """Return the trainable parameters that optimizers hold; none if there is no optimizer to look at.
+
+    What is declared frozen, and held, should get a gradient from some part of the loss.
+    """
+    with suppress(Exception):  # a property of the optimizers says what is wrong with them
+        model, optimizers = step.handed
+        held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+        return frozenset(n for n, p in model.named_parameters() if p.requires_grad and id(p) in held)
+    return frozenset()
 
 
 def _in_many_draws(step: StepUnderTest) -> tuple[Found, frozenset[str]]:
