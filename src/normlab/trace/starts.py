@@ -168,6 +168,26 @@ def _looks_drawn(p: Tensor) -> bool:
     return p.numel() > 1 and len(part.unique()) >= sum(part.shape)
 
 
+def are_independent_draws(matrices: Iterable[Tensor]) -> bool:
+    """Return whether the entries of matrices of low rank look drawn independently of each other.
+
+    The cosine of two vectors of n independent entries has a mean square of 1 / n, within the error of sampling.
+    What training made of vectors is correlated, and a decomposition makes them orthogonal.
+    """
+    squares, least = list[Tensor](), 0.0
+    for matrix in matrices:
+        vectors = matrix.double() if matrix.shape[0] < matrix.shape[1] else matrix.double().T
+        cosines = torch.corrcoef(vectors).reshape(len(vectors), -1)
+        above = torch.ones_like(cosines, dtype=torch.bool).triu(1)
+        squares.append(vectors.shape[1] * cosines[above].square())
+        rounding = 64 * torch.finfo(matrix.dtype).eps
+        least = max(least, vectors.shape[1] * rounding**2)
+    found = torch.cat(squares) if squares else torch.zeros(0)
+    if not found.numel() or float(found.max()) <= least:
+        return False
+    return abs(float(found.mean()) - 1) <= _limit_of(1) * (2 / found.numel()) ** 0.5
+
+
 def equal_draws(parameters: Weights, drawn: Callable[[str, Tensor], bool]) -> Iterator[tuple[str, str]]:
     """Yield pairs of drawn matrices that are different tensors but equal in every entry."""
     seen: dict[tuple[torch.Size, float], str] = {}
