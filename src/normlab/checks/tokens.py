@@ -16,9 +16,17 @@ from normlab.trace import compare, equivalents
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, declares_itself
-from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of, repeats_documents
+from normlab.trace.facts.tokens import (
+    Arranged,
+    Padding,
+    Tokens,
+    hidden_tokens,
+    padding_of,
+    repeats_documents,
+    with_others,
+)
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import place_name
+from normlab.trace.tensors import place_name, replaced
 
 ROUNDINGS = 8
 """A score may be off by so many roundings of the model's own type, in which tables of angles may be kept."""
@@ -89,7 +97,12 @@ def causality(step: StepUnderTest) -> Answers:
 
 @property_of("tokens", explains=["order"], passes=5, uses=OTHER_BATCHES)
 def reach(step: StepUnderTest) -> Answers:
-    """Predictions depend on the tokens that they may see: the previous one, and earlier ones."""
+    """Predictions depend on the tokens that they may see: the previous one, and earlier ones. What is hidden
+    from the model is what the loss asks for.
+    """
+    if not step.facts.sources and (lost := _lost_tokens(step)) is not None:
+        yield lost
+        return
     facts, base = step.facts, step.logits(step.exact)
     real, places = facts.real(facts.tokens), torch.arange(facts.tokens.ids.shape[1])
     needs(len(places) > 1, "rows hold one token each")
@@ -128,6 +141,21 @@ def reach(step: StepUnderTest) -> Answers:
         far = [d for d in seen if d not in near]
         sees, hidden = (", ".join(map(str, distances)) for distances in (near, far))
         yield note("", f"the last position sees tokens {sees} back, but not {hidden} back")
+
+
+def _lost_tokens(step: StepUnderTest) -> Violation | None:
+    """Tokens that are hidden from the model, but that the loss does not ask for either."""
+    facts, base = step.facts, step.exact
+    for place, hidden in hidden_tokens(facts):
+        entry = facts.entries[place]
+        other = base.again(batch=replaced(base.batch, place, with_others(entry, hidden)))
+        is_padding = len(torch.unique(entry[hidden])) == 1
+        if is_padding or max(distance(base.loss, other.loss), distance(step.logits(base), step.logits(other))) > step.rounding:
+            continue
+        say = f"{int(hidden.sum())} of its {entry.numel()} tokens are looked up as one id, whatever they are, "
+        say += "and nothing depends on them"
+        return fail(place_name(place), say, "mask labels in a copy that shares no memory with the tokens")
+    return None
 
 
 @property_of("tokens", explains=["inputs", "padded_loss", "reach"], passes=5, uses=OTHER_BATCHES)
