@@ -150,9 +150,15 @@ def _lost_tokens(step: StepUnderTest) -> Violation | None:
         entry = facts.entries[place]
         other = base.again(batch=replaced(base.batch, place, with_others(entry, hidden)))
         is_padding = len(torch.unique(entry[hidden])) == 1
-        if is_padding or max(distance(base.loss, other.loss), distance(step.logits(base), step.logits(other))) > step.rounding:
+        if (
+            is_padding
+            or max(distance(base.loss, other.loss), distance(step.logits(base), step.logits(other)))
+            > step.rounding
+        ):
             continue
-        say = f"{int(hidden.sum())} of its {entry.numel()} tokens are looked up as one id, whatever they are, "
+        say = (
+            f"{int(hidden.sum())} of its {entry.numel()} tokens are looked up as one id, whatever they are, "
+        )
         say += "and nothing depends on them"
         return fail(place_name(place), say, "mask labels in a copy that shares no memory with the tokens")
     return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -135,8 +135,8 @@ Found = Mapping[str, Tensor | None]
 HARMLESS: Final = ("from this batch", "by symmetry", "as experts of other tokens", "as a library builds them")
 """Why a parameter of a sound model may get no gradient."""
 DRAWS: Final = 128
-"""In how many training steps a parameter that evaluation uses is looked for, if a step draws what it runs: one
-that a twentieth of all steps trains is in none of them once in 700 times."""
+"""In how many training steps a parameter that evaluation uses is looked for, if a step draws what it runs:
+one that a twentieth of all steps trains is in none of them once in 700 times."""
 UNDRAWN: Final = f"none of {DRAWS} steps with other random numbers uses it, though evaluation does"
 IDLE, CUT = "its module never runs", "the loss does not depend on it, or is cut off"
 SHIFTS: Final = (1, 3, 5, 7)

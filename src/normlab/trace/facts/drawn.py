@@ -1,5 +1,5 @@
-"""Models that draw what they predict from, and codes that they predict from: variational and other autoencoders,
-read off the graph of a pass.
+"""Variational and other autoencoders, read off the graph of a pass: models that draw what they predict from,
+and that predict from a code.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Places = Sequence[Tap | FunctionInput]
 
 
 def scores_its_draws(trace: Trace, places: Places) -> bool:
-    """Return whether the loss scores the distributions that the model draws from, as a variational bound does:
-    what gives a drawn number its size is part of the loss by a way beside the logits.
+    """Return whether the loss scores the distributions that the model draws from, as a variational bound
+    does: what gives a drawn number its size is part of the loss by a way beside the logits.
 
     Noise that a router or a dropout adds has a size, too, but the loss does not speak of it.
     """

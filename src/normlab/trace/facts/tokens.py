@@ -100,9 +100,9 @@ def looked_up_through(facts: Facts, known: Sequence[Tokens]) -> list[Tokens]:
 
 
 def hidden_tokens(facts: Facts) -> Iterator[tuple[Place, Tensor]]:
-    """Yield entries of the batch that lookups read in part, and the mask over them of what is hidden: at these
-    places the same id is looked up whatever stands there, though a later token of the row is read. What is
-    hidden at random does not count.
+    """Yield entries of the batch that lookups read in part, and the mask over them of what is hidden: at
+    these places the same id is looked up whatever stands there, though a later token of the row is read. What
+    is hidden at random does not count.
     """
     tables = {i: call for i, call in enumerate(facts.lookups) if _may_be_tokens(call, facts, ())}
     if not tables or not _same_lookups(facts.lookups, facts.lookups_of(facts.trace.again(seed=1))):
