@@ -97,8 +97,8 @@ def causality(step: StepUnderTest) -> Answers:
 
 @property_of("tokens", explains=["order"], passes=5, uses=OTHER_BATCHES)
 def reach(step: StepUnderTest) -> Answers:
-    """Predictions depend on the tokens that they may see, the previous one and earlier ones, and the loss asks
-    for what the model is not shown.
+    """Predictions depend on the tokens that they may see, the previous one and earlier ones, and the loss
+    asks for what the model is not shown.
     """
     if not step.facts.sources and (lost := _lost_tokens(step)) is not None:
         yield lost
