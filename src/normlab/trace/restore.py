@@ -62,7 +62,12 @@ def random_states() -> list[Any]:
     """
     states = [torch.get_rng_state(), *(device.get_rng_state(*at) for device, *at in _accelerators())]
     _, numbers, *position = numpy.random.get_state()  # noqa: NPY002
-    return [*(state.tolist() for state in states), random.getstate(), numbers.tolist(), position]
+    return [
+        *(state.tolist() for state in states),
+        random.getstate(),
+        numpy.asarray(numbers).tolist(),
+        position,
+    ]
 
 
 def seed_each(generators: Sequence[Any], seed: int) -> None:
