@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -155,8 +154,9 @@ def silent_parameters(step: StepUnderTest) -> tuple[Found, Mapping[str, str]]:
     symmetry of a start may cancel one, and other weights route tokens differently.
     """
     trace, (found, undrawn) = step.training, _in_many_draws(step)
-    silent, trained = only_rounding(found, found, step.rounding), _held_by_optimizers(step)
-    dead = [n for n in silent if n in trained or not step.declare.is_frozen(n)]
+    silent = only_rounding(found, found, step.rounding)
+    together = _beside_what_trains(step, found, silent)
+    dead = [n for n in silent if n in together or not step.declare.is_frozen(n)]
     if dead:
         dead = only_rounding(trace.again(weights=_stepped(trace)).gradients, dead, step.rounding)
     never, own = dead, trace.parameters
@@ -184,16 +184,16 @@ def silent_parameters(step: StepUnderTest) -> tuple[Found, Mapping[str, str]]:
     return found, {name: reason(name) for name in dead}
 
 
-def _held_by_optimizers(step: StepUnderTest) -> frozenset[str]:
-    """Return the trainable parameters that optimizers hold; none if there is no optimizer to look at.
-
-    What is declared frozen, and held, should get a gradient from some part of the loss.
+def _beside_what_trains(step: StepUnderTest, found: Found, silent: Collection[str]) -> set[str]:
+    """Return the parameters without a gradient that are declared frozen together with others that get one: by
+    one pattern, which then names nothing that is frozen.
     """
-    with suppress(Exception):  # a property of the optimizers says what is wrong with them
-        model, optimizers = step.handed
-        held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
-        return frozenset(n for n, p in model.named_parameters() if p.requires_grad and id(p) in held)
-    return frozenset()
+    together = set[str]()
+    for pattern in step.declare.frozen:
+        named = {n for n in found if fnmatchcase(n, pattern)}
+        if not named.issubset(silent):
+            together |= named.intersection(silent)
+    return together
 
 
 def _in_many_draws(step: StepUnderTest) -> tuple[Found, frozenset[str]]:
