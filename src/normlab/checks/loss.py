@@ -19,6 +19,7 @@ from normlab.trace.autograd import gradients_in
 from normlab.trace.compare import distance
 from normlab.trace.equivalents import with_more_padding
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.drawn import predicts_from_a_code
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import (
     CLOSE,
@@ -48,7 +49,8 @@ SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: BACKWARDS
 )
 def targets(step: StepUnderTest) -> Answers:
     """Each target is the token right after the last one that its prediction sees, or its row's label; heads
-    that see equally far may ask for further tokens besides.
+    that see equally far may ask for further tokens besides, and what sees only a code of its row for all of
+    them.
     """
     facts, asked = step.facts, step.facts.targets
     shift = facts.shift if asked.ids.ndim == 2 else None
@@ -86,6 +88,8 @@ def _not_next(step: StepUnderTest) -> Answers:
     heads = [head for scored in step.facts.heads if (head := _head(step, scored)) is not None]
     begun = {head.sight for head in heads if head.is_next}
     wrong = [h for h in heads if not h.is_next and (h.ahead <= h.sight or h.sight not in begun)]
+    if wrong and wrong[0].ahead <= wrong[0].sight and _predicts_from_a_code(step):
+        return
     for head in wrong[:1]:
         of_head = f" of head {heads.index(head) + 1} of {len(heads)}" if len(heads) > 1 else ""
         share = step.facts.shift_rates_of(head.asked)[head.ahead]
@@ -101,6 +105,11 @@ def _not_next(step: StepUnderTest) -> Answers:
             why = SHIFTS.get(head.ahead, "they are too far ahead")
             advice = "shift exactly once: the prediction at t is for the token at t + 1"
             yield fail("loss", f"{say}: {why}", advice)
+
+
+def _predicts_from_a_code(step: StepUnderTest) -> bool:
+    """Return whether the logits know of the tokens only what a code of the row holds."""
+    return predicts_from_a_code(step.exact, step.facts.tokens, step.facts.scored_places)
 
 
 def _head(step: StepUnderTest, scored: tuple[Logits, Targets]) -> _Head | None:
@@ -137,7 +146,8 @@ def _reads_frozen_model(step: StepUnderTest) -> bool:
 def _elsewhere(step: StepUnderTest) -> Answers:
     """If the targets are not tokens at one distance, they may be classes of the same rows in the batch."""
     facts, ids, counted = step.facts, step.facts.targets.ids, step.facts.targets.counted
-    if ids.ndim == 2 and 2 * facts.shift_rates[0] > 1 and step.sees(0):
+    most_are_inputs = ids.ndim == 2 and 2 * facts.shift_rates[0] > 1
+    if most_are_inputs and step.sees(0) and not _predicts_from_a_code(step):
         say = f"{facts.shift_rates[0]:.0%} of the targets are the input at their place, which the model sees"
         yield fail("loss", say, "count only what the input hides, or shift the labels by one")
     for ahead in (1, 0, 2) if ids.ndim == 2 else ():

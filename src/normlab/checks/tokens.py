@@ -16,10 +16,18 @@ from normlab.trace import compare, equivalents
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, declares_itself
-from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of, repeats_documents
+from normlab.trace.facts.tokens import (
+    Arranged,
+    Padding,
+    Tokens,
+    hidden_tokens,
+    padding_of,
+    repeats_documents,
+    with_others,
+)
 from normlab.trace.facts.wiring import features_read
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import Place, map_tensors, place_name
+from normlab.trace.tensors import Place, map_tensors, place_name, replaced
 
 ROUNDINGS = 8
 """A score may be off by so many roundings of the model's own type, in which tables of angles may be kept."""
@@ -99,7 +107,12 @@ def causality(step: StepUnderTest) -> Answers:
 
 @property_of("tokens", explains=["order"], passes=5, uses=OTHER_BATCHES)
 def reach(step: StepUnderTest) -> Answers:
-    """Predictions depend on the tokens that they may see: the previous one, and earlier ones."""
+    """Predictions depend on the tokens that they may see, the previous one and earlier ones, and the loss
+    asks for what the model is not shown.
+    """
+    if not step.facts.sources and (lost := _lost_tokens(step)) is not None:
+        yield lost
+        return
     facts, base = step.facts, step.logits(step.exact)
     real, places = facts.real(facts.tokens), torch.arange(facts.tokens.ids.shape[1])
     needs(len(places) > 1, "rows hold one token each")
@@ -142,6 +155,21 @@ def reach(step: StepUnderTest) -> Answers:
         far = [d for d in seen if d not in near]
         sees, hidden = (", ".join(map(str, distances)) for distances in (near, far))
         yield note("", f"the last position sees tokens {sees} back, but not {hidden} back")
+
+
+def _lost_tokens(step: StepUnderTest) -> Violation | None:
+    """Tokens that are hidden from the model, but that the loss does not ask for either."""
+    facts, base = step.facts, step.exact
+    for place, hidden in hidden_tokens(facts):
+        entry = facts.entries[place]
+        other = base.again(batch=replaced(base.batch, place, with_others(entry, hidden)))
+        moved = max(distance(base.loss, other.loss), distance(step.logits(base), step.logits(other)))
+        is_padding = len(torch.unique(entry[hidden])) == 1
+        if not is_padding and moved <= step.rounding:
+            share = f"{int(hidden.sum())} of its {entry.numel()} tokens"
+            say = f"{share} are looked up as one id, whatever they are, and nothing depends on them"
+            return fail(place_name(place), say, "mask labels in a copy that shares no memory with the tokens")
+    return None
 
 
 @property_of("tokens", explains=["inputs", "padded_loss", "reach"], passes=5, uses=OTHER_BATCHES)
@@ -213,7 +241,9 @@ def _arranged(step: StepUnderTest, tokens: Tokens, padded: Padding) -> Answers:
 
 @property_of("tokens", explains=["state_dict"], passes=4, uses=OTHER_BATCHES)
 def order(step: StepUnderTest) -> Answers:
-    """The order of the tokens changes the outputs, in each layer that encodes positions."""
+    """The order of the tokens changes the outputs, in each layer that encodes positions, unless no block runs
+    over them.
+    """
     facts, base, causal = step.facts, step.logits(step.exact), False
     if not facts.sources:
         what, exchange = "patches", equivalents.exchanged_patches(facts, base)
@@ -227,13 +257,17 @@ def order(step: StepUnderTest) -> Answers:
             return
         what, exchange = "tokens", equivalents.exchanged_tokens(facts, base)
     place = exchange.module or common([f.module for f in facts.lookups])
-    other = step.logits(step.exact.again(batch=exchange.batch))
+    exchanged = step.exact.again(batch=exchange.batch)
+    other = step.logits(exchanged)
     unseen, say = distance(exchange.expected, other) <= step.rounding, f"swapping two {what}"
     if step.declare.positions is False:
         yield from () if unseen else [fail(place, f"{say} does more than that to their outputs", UNORDERED)]
     elif unseen:
         say += " only swaps their outputs"
-        yield fail(place, say, ORDERED) if exchange.has_positions else note(place, say)
+        if facts.sources and not equivalents.runs_over_tokens(step, exchanged):
+            yield note(place, f"{say}: no block runs over them, so what reads them reads a set")
+        else:
+            yield fail(place, say, ORDERED) if exchange.has_positions else note(place, say)
 
 
 def _in_each_layer(step: StepUnderTest) -> Answers:

@@ -132,13 +132,16 @@ class Facts:
 
     @cached_property
     def tokens(self) -> Tokens:
-        """The ids that the model reads; of several, the ones that the targets follow. Raises Unknown."""
+        """The ids that the model reads; of several, the ones that the targets follow, at the usual distance
+        if any do: a decoder that is to repeat its source goes on with a text of its own. Raises Unknown.
+        """
         if not self.sources:
             raise Unknown("no tensor of the batch is looked up in an embedding")
         if self._shaped and (targets := self._shaped[0][1]).ids.ndim == 2:
-            ahead = [max(targets.share(t.entry, k) for k in SHIFTS) for t in self.sources]
-            if max(ahead) > 0.9:
-                return self.sources[ahead.index(max(ahead))]
+            for distance in SHIFTS:
+                shares = [targets.share(tokens.entry, distance) for tokens in self.sources]
+                if max(shares) > 0.9:
+                    return self.sources[shares.index(max(shares))]
         return self.sources[0]
 
     @cached_property

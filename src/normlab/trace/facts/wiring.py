@@ -223,7 +223,7 @@ def _read(
     module: str, factor: float, queries: torch.Size, pair: tuple[Node | None, Node | None]
 ) -> Scores | None:
     """Return the scores of queries `[B, H, T, D]`, or `[B, T, D]` where there is one head."""
-    if None in pair or any(_parameter(one) is not None for one in pair):
+    if None in pair or any(parameter_behind(one) is not None for one in pair):
         return None
     constants = [_rotated(one) for one in pair]
     behind = [n for one in pair for n in _upstream(one, PRODUCTS | ANGLES)]
@@ -260,7 +260,7 @@ def _matrix(end: Node) -> Tensor | None:
         id(p): p
         for n in _of_full_rank(products)
         for one in _before(n)
-        if (p := _parameter(one)) is not None and p.ndim > 1
+        if (p := parameter_behind(one)) is not None and p.ndim > 1
     }
     return next(iter(own.values())) if len(own) == 1 else None
 
@@ -352,13 +352,13 @@ def _comes_from(y: Tensor, x: Tensor, stop: Collection[str] = (), axes: Collecti
     return y is x or any(getattr(n, "variable", None) is x for n in _upstream(y.grad_fn, stop, axes))
 
 
-def _parameter(node: Node) -> nn.Parameter | None:
+def parameter_behind(node: Node) -> nn.Parameter | None:
     """Return the parameter that a node passes on, times a constant or with its entries moved."""
     variable = getattr(_scaled(node)[1], "variable", None)
     return variable if isinstance(variable, nn.Parameter) else None
 
 
-def _multiplier(node: Node) -> Tensor | None:
+def multiplier(node: Node) -> Tensor | None:
     """Return what a node multiplies or divides by, if that has no graph of its own."""
     if _operation(node) not in ("Mul", "Div") or len(_before(node)) != 1:
         return None
@@ -369,7 +369,7 @@ def _multiplier(node: Node) -> Tensor | None:
 
 def _constant(node: Node) -> float | None:
     """Return the number that a node multiplies by; None if it is another operation or has no such number."""
-    other = _multiplier(node)
+    other = multiplier(node)
     if other is None or other.numel() != 1:
         return None
     value = float(other)
@@ -419,7 +419,7 @@ def _products_in(node: Node) -> list[Node]:
 
 def factors(node: Node) -> tuple[nn.Parameter, ...]:
     """Return the matrices whose products with something a node passes on or sums."""
-    read = (_parameter(n) for _, one in _summands(node) for n in _before(one))
+    read = (parameter_behind(n) for _, one in _summands(node) for n in _before(one))
     return tuple(p for p in read if p is not None and p.ndim > 1)
 
 
@@ -427,14 +427,14 @@ def _rotated(node: Node) -> float | None:
     """Return the one constant factor on a node's features, even through a rotation of them, or None."""
 
     def turns(n: Node) -> bool:
-        by = _multiplier(n) if _operation(n) == "Mul" else None  # cosines differ from feature to feature
+        by = multiplier(n) if _operation(n) == "Mul" else None  # cosines differ from feature to feature
         by_table = by is not None and by.ndim > 0 and by.shape[-1] > 1
         return _operation(n) in TURNS or by_table or _is_turned(n)
 
     ends = [
         (factor, one)
         for factor, one in _ends(node, turns)
-        if _parameter(one) is None and _operation(one) not in ANGLES
+        if parameter_behind(one) is None and _operation(one) not in ANGLES
     ]
     whole = _of_full_rank([one for _, one in ends])  # a correction may have a factor of its own
     factors = {round(factor, 9) for factor, one in ends if one in whole}
