@@ -4,6 +4,7 @@ and whether their order is seen.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from math import nan
 
@@ -142,6 +143,12 @@ def reach(step: StepUnderTest) -> Answers:
             say = f"outputs of the first {shortest // 2} tokens do not move when the others change"
             say += ", but causal=False is declared"
             yield fail("", say, "mask no later key")
+    yield from _reached(step, seen, by_position=by_position)
+
+
+def _reached(step: StepUnderTest, seen: Mapping[int, float], *, by_position: bool) -> Answers:
+    """What the last position reaches, by how far it moves when the token so many places back changes."""
+    near = [distance_back for distance_back, moved in seen.items() if moved]
     if not near:
         calls = step.exact.functions("scaled_dot_product_attention", "softmax")
         tried = ", ".join(map(str, seen))
