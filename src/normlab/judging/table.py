@@ -150,7 +150,7 @@ def read_json_rows(path: Path) -> Table:
     if text.lstrip().startswith("["):
         rows = _parsed(text, str(path))
     else:
-        lines = enumerate(text.splitlines(), start=1)
+        lines = enumerate(text.split("\n"), start=1)  # U+2028 may stand in a string
         rows = [_parsed(line, f"{path}, line {number}") for number, line in lines if line.strip()]
     return table_of_rows(rows, str(path))
 
