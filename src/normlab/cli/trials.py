@@ -48,10 +48,7 @@ CHANGE: Final = (
 
 
 NO_LIMIT: Final = "none"
-BUDGET: Final = (
-    "Time to spend at most, such as 90s, 10min or 1h. With --steps there is none unless it is typed, so that "
-    "equal commands give equal answers."
-)
+BUDGET: Final = "Time at most, such as 10min; by default no limit with --steps."
 HARVEST: Final = 0.1
 """The share of the budget in which a script may show its batches."""
 
