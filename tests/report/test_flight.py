@@ -134,9 +134,9 @@ def test_rows_of_another_trainer_are_drawn(tmp_path):
     ("content", "facts"),
     [
         ("", ["no rows of probes"]),
-        ('{"step": 1}\n{}', ["line 1", "module", "signal", "statistic", "value"]),
+        ('{"step": 1}\n{}', ["row 1", "lacks module"]),
         ("[1]\n{}", ["line 1"]),
-        ("step\n{}", ["line 1", "not JSON"]),
+        ("step\n{}", ["damaged in line 1"]),
     ],
 )
 def test_files_without_rows_of_probes_are_refused(tmp_path, content, facts):
