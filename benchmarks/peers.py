@@ -58,7 +58,7 @@ class TorchTransformer(nn.Module):
         """Logits `[B, T, V]`; the additive causal matrix is made once a length and kept."""
         length = target.shape[1]
         if length not in self.causal:
-            self.causal[length] = nn.Transformer.generate_square_subsequent_mask(length)
+            self.causal[length] = nn.Transformer.generate_square_subsequent_mask(length, device=target.device)
         padding = source == PAD
         hidden = self.transformer(
             self.embed(source),

@@ -110,7 +110,7 @@ def buffers(step: StepUnderTest) -> Answers:
             a = one.get(name)
             if a is None or a.shape != b.shape or not torch.equal(a, other[name]):
                 continue
-            if distance(b, a.to(b.dtype)) > (4 * torch.finfo(b.dtype).eps if b.is_floating_point() else 0):
+            if distance(b, a.to(b)) > (4 * torch.finfo(b.dtype).eps if b.is_floating_point() else 0):
                 yield fail(name, "differs from that of a new model", "build it again once it is moved")
         return
     groups = [names for names in siblings(step.facts.stacks, live).values() if len(names) > 2]

@@ -23,6 +23,7 @@ from normlab.trace.copies import refusal_of, use_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.functions import Functions
+from normlab.trace.lookups import lookups_in_range
 from normlab.trace.restore import generators_of_copies, same, same_globals, same_random_state
 from normlab.trace.tensors import Side, copied_batch, eager, forward_hooks, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
@@ -131,7 +132,8 @@ class DryRun:
             self._watch_gradients(seen, stack, scale)
             self._watch_calls(seen, stack, rates)
             optimizer = self.optimizers if self.several else self.optimizers[0]
-            with recomputing(self.model, mode), mode, self._apart_from_original():
+            in_range = lookups_in_range(self.model)
+            with recomputing(self.model, mode), mode, self._apart_from_original(), in_range:
                 try:
                     self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
                 except TypeError as error:

@@ -208,7 +208,7 @@ def unlike_class(live: Weights, one: Weights, other: Weights) -> list[_Unlike]:
     for name in shared:
         p, a, b = live[name], one[name], other[name]
         if torch.equal(a, b) and (constant(a) or not seeded):
-            gap = distance(p, a.to(p.dtype))
+            gap = distance(p, a.to(p))
             if gap > 2 * torch.finfo(p.dtype).eps:
                 how = f"differs by {gap:.1g} from the constants that it starts with"
                 odd.append(_Unlike(math.inf, name, how))
@@ -354,7 +354,8 @@ class Fresh:
         return from_library(self._model.get_submodule(".".join(shared((first, name))[:-1])))
 
     def built(self) -> nn.Module | None:
-        """Build a model by ``make``, else by Hugging Face's class, cast as the model is; None without either.
+        """Build a model by ``make``, else by Hugging Face's class, cast and placed as the model is; None
+        without either.
 
         Raises Unknown if the class makes a model with other tensors.
         """
@@ -365,6 +366,7 @@ class Fresh:
             made = self._made() if self._make is not None else self._configured()
         if self._make is None and made.state_dict().keys() != model.state_dict().keys():
             raise Unknown(f"the model was changed after its class had made it, and {NOT_MADE}")
+        place_alike(made, model)
         cast_alike(made, model)
         return made
 
@@ -381,10 +383,15 @@ class Fresh:
 
     def _draw(self, seed: int) -> nn.Module:
         with same_random_state(seed), same_globals():
-            if self.by_class:
-                with suppress(Exception):
-                    return self._configured()
-            return self._made()
+            made = self._drawn()
+        place_alike(made, self._model)
+        return made
+
+    def _drawn(self) -> nn.Module:
+        if self.by_class:
+            with suppress(Exception):
+                return self._configured()
+        return self._made()
 
     def _configured(self) -> nn.Module:
         require_time()
@@ -410,6 +417,16 @@ def cast_alike(made: nn.Module, model: nn.Module) -> None:
         wanted = types.get(name, x.dtype)
         if x.dtype != wanted and _kind(x.dtype) == _kind(wanted):
             x.data = x.data.to(wanted)
+
+
+def place_alike(made: nn.Module, model: nn.Module) -> None:
+    """Move a model to the device of another one, which a script may have moved after it was drawn.
+
+    Nothing is moved if the other one is on several devices, or if this one holds no numbers.
+    """
+    devices, before = ({p.device for p in one.parameters()} for one in (model, made))
+    if len(devices) == 1 and before != devices and not any(device.type == "meta" for device in before):
+        made.to(devices.pop())
 
 
 def _tensors_by_name(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -22,6 +22,7 @@ from normlab.setups.setup import Loss, output_loss
 from normlab.trace.autograd import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
 from normlab.trace.budget import begin_pass
 from normlab.trace.functions import OWN, Detachments, FunctionCall, Functions, Preserve, own_functions
+from normlab.trace.lookups import lookups_in_range
 from normlab.trace.restore import undisturbed
 from normlab.trace.tensors import Place, Side, Tap, forward_hooks, tensors_in
 
@@ -189,7 +190,8 @@ class Trace:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Inside this block, call modules of the model as a pass runs them, without dropout or a graph."""
-        with self._surroundings(), torch.no_grad(), Functions(exact=self.exact, dropout=False):
+        functions = Functions(exact=self.exact, dropout=False)
+        with self._surroundings(), torch.no_grad(), functions, lookups_in_range(self.model):
             yield
 
     @contextmanager
@@ -216,6 +218,7 @@ class Trace:
             with ExitStack() as stack:
                 stack.enter_context(torch.set_grad_enabled(graph))
                 stack.enter_context(forward_hooks(modules, passed.see))
+                stack.enter_context(lookups_in_range(self.model))
                 if self.exact or not self.dropout or functions:
                     see = passed.call if functions else None
                     mode = Functions(exact=self.exact, dropout=self.dropout, wanted=functions, see=see)
