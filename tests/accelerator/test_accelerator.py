@@ -19,7 +19,7 @@ import torch
 
 HERE = Path(__file__).parent
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(shutil.which("g++") is None, reason="compiles a device with g++"),
 ]
 

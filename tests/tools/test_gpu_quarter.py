@@ -76,7 +76,7 @@ def test_a_part_is_interrupted_at_its_limit(tmp_path):
     assert INTERRUPTED in ended(command, 5.0, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_part_runs_at_a_tiny_size_and_once(tmp_path):
     source = os.pathsep.join([str(HOME / "src"), os.environ.get("PYTHONPATH", "")])
     out = tmp_path / "out"
