@@ -25,7 +25,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test test-slow test-corpus test-bare test-beside test-isa format docs bench clean
+.PHONY: help install demo lint test test-slow test-corpus test-ranks test-bare test-beside test-isa format docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -58,6 +58,9 @@ test-slow: $(STAMP) ## the tests that take longer, up to minutes
 
 test-corpus: $(STAMP) ## every case of the corpus, of which test-slow judges a part
 	$(PYTEST) $(NO_HANG) -m "slow or long" tests/corpus
+
+test-ranks: $(STAMP) ## every script of several processes and every mistake planted into one, of which test-slow has a part
+	$(PYTEST) $(NO_HANG) -m "slow or long" tests/parallel
 
 test-beside: $(STAMP) ## what installing normlab changes beside transformers, TRL, Lightning and datasets
 	@bash tools/beside.sh $(BIN)/python build/beside

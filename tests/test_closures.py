@@ -11,6 +11,7 @@ import pytest
 
 INSTRUMENTS = {
     "check": "normlab.checks.check",
+    "check --ranks": "normlab.parallel.process",
     "trial": "normlab.trials.trial",
     "diagnose": "normlab.diagnosis.diagnose",
     "watch": "normlab.watching.watch",

@@ -9,7 +9,7 @@ import pytest
 
 import properties
 from normlab.checks.explanations import explanations
-from normlab.checks.property import ORDER, PROPERTIES
+from normlab.checks.property import OF_RANKS, ORDER, PROPERTIES
 from normlab.cli.main import main
 
 KNOWN = explanations()
@@ -36,7 +36,7 @@ def test_the_page_is_what_the_texts_say():
 def test_without_a_property_all_are_listed_a_line_each(capsys):
     assert main(["explain"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(ORDER)
+    assert [line.split()[0] for line in lines] == [*ORDER, *OF_RANKS]
 
 
 def test_a_property_is_explained_in_all_its_parts(capsys):

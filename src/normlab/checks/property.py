@@ -105,6 +105,12 @@ ORDER: Final = (
 )  # fmt: skip
 
 
+OF_RANKS: Final = (
+    "ranks_data", "ranks_ties", "ranks_weights", "ranks_gradients", "ranks_clipping", "ranks_update",
+    "ranks_agree",
+)  # fmt: skip
+"""The properties of a step on several processes, which ``normlab.parallel`` tests."""
+
 AT_REST: Final[frozenset[Ability]] = frozenset()
 FORWARD: Final[frozenset[Ability]] = frozenset({"loss"})
 OTHER_BATCHES: Final[frozenset[Ability]] = frozenset({"loss", "batch"})
@@ -127,8 +133,8 @@ def property_of(group: str, *, explains: Iterable[str] = (), **settings: Any) ->
 
 def require_property(name: str, where: str) -> None:
     """Raise UserError, with the nearest name, unless a property, or one of the user's own, has this name."""
-    if name not in ORDER and name not in PROPERTIES:
-        known = dict.fromkeys((*ORDER, *PROPERTIES))
+    known = dict.fromkeys((*ORDER, *OF_RANKS, *PROPERTIES))
+    if name not in known:
         raise UserError(f"{where} names {name!r}, which is no property{nearest(name, known)}")
 
 

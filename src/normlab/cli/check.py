@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -15,7 +15,7 @@ from normlab.base.io import to_plain
 from normlab.base.units import duration
 from normlab.checks.allowed import allowed_here
 from normlab.checks.property import require_property
-from normlab.cli import errors, terminal
+from normlab.cli import advice, errors, terminal
 from normlab.cli.options import Switch, command_line, progress_line, title_lines
 from normlab.cli.sources import ExaminedFlags
 from normlab.errors import UserError
@@ -53,7 +53,8 @@ class CheckCommand(ExaminedFlags):
 
   normlab check train.py -- --lr 3e-4   your training script as it is, with its own arguments
   normlab check -m package.train        the same, as a module
-  normlab check train.py:setup          your function that returns normlab.Setup(model, batches, loss=…, …)
+  normlab check train.py --ranks 2      its first step on two processes beside the same step in one
+  normlab check train.py:setup          your function that returns normlab.Setup(model, batches, …)
   normlab check hf:FOLDER               the model of FOLDER/config.json, newly drawn, with a batch that fits
   normlab check hf:ORG/NAME             the same of a model on the Hub, by its configuration alone
   normlab check --recipe pre+smallinit  a recipe of normlab's
@@ -74,6 +75,8 @@ class CheckCommand(ExaminedFlags):
     """For hf: check the model in its own size."""
     tokens: int = 512
     """Padded positions in the batch of a recipe or a run."""
+    ranks: int | None = None
+    """Compare a script's step on so many processes with that of one process."""
     out: Path | None = None
     """Write a page to this file, such as check.html."""
     junit: Path | None = None
@@ -86,6 +89,9 @@ class CheckCommand(ExaminedFlags):
         command = command_line()
         self._require_flags()
         allowed = (*self.allow, *allowed_here(Path.cwd()))
+        if self.ranks is not None:
+            self._write([self._compared(self.ranks, command, allowed)])
+            return
         shown = list[dict[str, Any]]()
         for source, several in self.sources():
             with progress_line() as progress:
@@ -93,13 +99,20 @@ class CheckCommand(ExaminedFlags):
             plain = self._plain(source, report, setup) | {"command": command}
             shown.append(plain)
             if not self.as_json:
-                _print(source, report)
-            if self.out is not None:
-                from normlab.report.check import check_page
+                _print(source.title, source.facts, report)
+            self._write_page(plain, f"-{source.name}" if several else "")
+        self._write(shown)
 
-                suffix = f"-{source.name}" if several else ""
-                page = self.out.with_name(f"{self.out.stem}{suffix}{self.out.suffix or '.html'}")
-                self.print_page(check_page(plain).write(page))
+    def _write_page(self, plain: dict[str, Any], suffix: str = "") -> None:
+        """Write the page of a report, if one is asked for."""
+        if self.out is not None:
+            from normlab.report.check import check_page
+
+            page = self.out.with_name(f"{self.out.stem}{suffix}{self.out.suffix or '.html'}")
+            self.print_page(check_page(plain).write(page))
+
+    def _write(self, shown: list[dict[str, Any]]) -> None:
+        """Write reports as programs read them. Raises SystemExit with their exit code, unless that is 0."""
         if self.junit or self.sarif:
             from normlab.report import check
 
@@ -117,6 +130,9 @@ class CheckCommand(ExaminedFlags):
         self.require_one()
         for name in self.allow:
             require_property(name, "--allow")
+        if self.ranks is not None:
+            self._require_flags_of_ranks()
+            return
         of_run = ["--checkpoints"] * bool(self.checkpoints) + ["--step"] * (self.step is not None)
         if self.kind != "run" and of_run:
             raise UserError(f"{' and '.join(of_run)} needs a run, as in normlab check RUN {of_run[0]} …")
@@ -130,6 +146,27 @@ class CheckCommand(ExaminedFlags):
             raise UserError(f"{ignored[0]} needs hf:FOLDER or hf:ORG/NAME")
         if self.shrink and self.no_shrink:
             raise UserError("--shrink and --no-shrink exclude each other; type one of them")
+
+    def _require_flags_of_ranks(self) -> None:
+        """Raise UserError for anything but a script, or for flags that ranks would ignore."""
+        if self.kind != "script":
+            raise UserError(
+                "--ranks needs a script, which each rank runs, and not a setup, a model or a run: type it "
+                "as in normlab check train.py --ranks 2"
+            )
+        ignored = {
+            "--declared": bool(self.declared),
+            "--baseline": self.baseline is not None,
+            "--optimizer": self.optimizer != 1,
+            "--checkpoints": bool(self.checkpoints),
+            "--step": self.step is not None,
+            "--trust-remote-code": self.trust_remote_code,
+            "--shrink": self.shrink,
+            "--no-shrink": self.no_shrink,
+        }
+        typed = [flag for flag, there in ignored.items() if there]
+        if typed:
+            raise UserError(f"--ranks would ignore {' and '.join(typed)}; leave that out, or --ranks")
 
     def sources(self) -> Iterator[tuple[NamedSetup, bool]]:
         """Yield what is to be tested, and whether it is one of several."""
@@ -166,6 +203,33 @@ class CheckCommand(ExaminedFlags):
             report = replace(report, failures=(*report.failures, *changed_parameters(setup.model, before)))
         return report, setup
 
+    def _compared(self, ranks: int, command: str, allowed: tuple[str, ...]) -> dict[str, Any]:
+        """Compare a script's step on several ranks with that of one process; print the report, and return it
+        as plain values.
+        """
+        from normlab.parallel.check import check_ranks
+
+        script, is_module = self.module or self.source, bool(self.module)
+        advice.require_script(script, is_module=is_module, command=self.command)
+        errors.write(f"running {script} on {ranks} ranks, then in one process")
+        with progress_line() as progress:
+            report = check_ranks(
+                script,
+                self.arguments,
+                ranks=ranks,
+                module=is_module,
+                seed=self.seed,
+                budget_s=self.budget_s,
+                progress=progress,
+                allow=allowed,
+            )
+        title = f"{report.model} of {script}"
+        if not self.as_json:
+            _print(title, {}, report)
+        plain: dict[str, Any] = to_plain(report.to_dict() | {"title": title, "command": command})
+        self._write_page(plain)
+        return plain
+
     def _plain(self, source: NamedSetup, report: Report, setup: Setup) -> dict[str, Any]:
         from normlab.checks.baseline import parameters_of
         from normlab.setups.named import sources
@@ -176,9 +240,9 @@ class CheckCommand(ExaminedFlags):
         return plain | {"sources": sources(setup, places), "parameters": to_plain(parameters_of(setup.model))}
 
 
-def _print(source: NamedSetup, report: Report) -> None:
+def _print(title: str, facts: Mapping[str, str], report: Report) -> None:
     terminal.write(
         *(Text(line.text, STYLES[line.kind]) for line in report.lines()),
-        *title_lines(source.title, {**source.facts, **report.facts}),
+        *title_lines(title, {**facts, **report.facts}),
         f"{len(report.seconds)} properties in {duration(sum(report.seconds.values()))}",
     )

@@ -26,9 +26,13 @@ class ExplainCommand:
     """Print everything as JSON instead of sentences."""
 
     def run(self) -> None:
+        from normlab.parallel.explanations import (
+            ranks_explanations,
+        )  # with torch, which a wrong name needs not
+
         for name in self.properties:
             require_property(name, "explain")
-        known = explanations()
+        known = explanations() | ranks_explanations()
         shown = [known[name] for name in self.properties or known]
         if self.as_json:
             plain = [asdict(one) | {"source": one.source} for one in shown]

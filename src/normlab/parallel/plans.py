@@ -1,0 +1,308 @@
+"""What is patched in torch while a script runs as a rank, or as the one process that ranks are compared with.
+
+The process ends after the script, so nothing is put back. A script that imports a name, as in ``from
+torch.distributed.fsdp import fully_shard``, gets the patched one, because it runs later.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any, Final
+
+import torch
+import torch.distributed.fsdp
+import torch.distributed.nn.functional
+import torch.distributed.tensor.experimental
+import torch.distributed.tensor.parallel
+import torch.nn.functional as F
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.utils import clip_grad
+
+from normlab.parallel.observed import StepObserver, gathered_tensor
+from normlab.setups.recorder import Recorder
+
+DROPPING: Final = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+"""Functions that draw which entries to drop, which processes draw differently."""
+OF_ATTENTION: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""The arguments of ``scaled_dot_product_attention`` that may be given by their places."""
+
+
+def use_one_kind_of_process() -> None:
+    """Let groups and meshes be those of gloo on the CPU, whatever the script asks for, and stay until the end
+    of the process: what a step gave is collected after the script has cleaned up.
+    """
+    make, make_mesh = distributed.init_process_group, torch.distributed.device_mesh.init_device_mesh
+
+    @wraps(make)
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("device_id", None)
+        make("gloo", *args, **kwargs)
+
+    @wraps(make_mesh)
+    def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> DeviceMesh:
+        return make_mesh("cpu", *args, **kwargs)
+
+    def destroy_process_group(group: Any = None) -> None:
+        return
+
+    _replace(make, init_process_group)
+    _replace(make_mesh, init_device_mesh)
+    _replace(distributed.destroy_process_group, destroy_process_group)
+    # on gloo its pieces are mixed up if the gradient that arrives is not contiguous, as on no accelerator
+    gather: Any = torch.distributed.nn.functional._AllGather
+    backward = gather.backward
+    gather.backward = staticmethod(
+        lambda ctx, *gradients: backward(ctx, *(x.contiguous() for x in gradients))
+    )
+
+
+def drop_nothing() -> None:
+    """Switch dropout off: ranks draw other numbers than one process does."""
+    for name in DROPPING:
+        setattr(F, name, wraps(getattr(F, name))(_kept))
+    attend: Any = F.scaled_dot_product_attention
+
+    @wraps(attend)
+    def attended(*args: Any, **kwargs: Any) -> Tensor:
+        given = dict(zip(OF_ATTENTION, args, strict=False)) | kwargs
+        return attend(**{**given, "dropout_p": 0.0})
+
+    F.scaled_dot_product_attention = attended
+
+
+def _kept(*args: Any, **kwargs: Any) -> Tensor:
+    """Return what was to be dropped from, which may be given by its name."""
+    return args[0] if args else kwargs["input"]
+
+
+def note_norms(observer: StepObserver) -> None:
+    """Note the norm of all gradients that ``clip_grad_norm_`` computes, and clips by."""
+    clip: Any = clip_grad._clip_grads_with_norm_  # what every way to clip by a norm ends in
+
+    @wraps(clip)
+    def clipped(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with observer.paused():
+            observer.norms.append(float(gathered_tensor(total_norm)))
+        return clip(parameters, max_norm, total_norm, *args, **kwargs)
+
+    clip_grad._clip_grads_with_norm_ = clipped
+
+
+class Plans:
+    """The ways in which a script is parallel, as they are made."""
+
+    def __init__(self, observer: StepObserver, *, keep_precision: bool) -> None:
+        self.kinds: dict[str, None] = {}
+        self.tensors: list[list[int]] = []
+        """Groups of ranks that share the tensors of a model out: all of them read one batch."""
+        self.contexts: list[list[int]] = []
+        """Groups of ranks that share the sequences of one batch out."""
+        self._observer, self._keep_precision = observer, keep_precision
+        self.whole: dict[int, Tensor] = {}
+        """By ``id``, what tensors held before a plan left this rank its part of their sequence."""
+        self._shared: list[Tensor] = []
+        """These tensors, so that no other one gets their ``id``."""
+
+    def watch(self) -> None:
+        """Note each plan that the script makes from now on."""
+        ddp = nn.parallel.DistributedDataParallel
+        make = ddp.__init__
+
+        @wraps(make)
+        def init(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+            self.kinds["DistributedDataParallel"] = None
+            make(wrapper, *args, **kwargs)
+
+        ddp.__init__ = init  # type: ignore[method-assign]
+        for plan, noted in zip(
+            _plans(), (self._sharding, self._parallelizing, self._in_context), strict=True
+        ):
+            _replace(plan, noted(plan))
+
+    def _sharding(self, shard: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(shard)
+        def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+            self.kinds["fully_shard"] = None
+            if not self._keep_precision:
+                kwargs.pop("mp_policy", None)  # all is in float64
+            return shard(module, *args, **kwargs)
+
+        return fully_shard
+
+    def _parallelizing(self, parallelize: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(parallelize)
+        def parallelize_module(module: Any, device_mesh: Any = None, *args: Any, **kwargs: Any) -> Any:
+            self.kinds["parallelize_module"] = None
+            result = parallelize(module, device_mesh, *args, **kwargs)
+            _add_group(self.tensors, device_mesh)
+            return result
+
+        return parallelize_module
+
+    def _in_context(self, context: Callable[..., Any]) -> Callable[..., Any]:
+        @contextmanager
+        def context_parallel(
+            mesh: DeviceMesh, *, buffers: Sequence[Tensor] = (), **kwargs: Any
+        ) -> Iterator[None]:
+            self.kinds["context_parallel"] = None
+            _add_group(self.contexts, mesh)
+            dims = kwargs.pop("buffer_seq_dims", ())
+            with self._observer.paused():
+                for x in buffers:
+                    self.whole[id(x)] = x.detach().clone()
+                    self._shared.append(x)
+                length = buffers[0].shape[dims[0]] if buffers else 0
+                places = torch.arange(length)  # shared out as the script's own buffers are
+                stack = ExitStack()
+                stack.enter_context(
+                    context(mesh, buffers=[*buffers, places], buffer_seq_dims=[*dims, 0], **kwargs)
+                )
+                stack.enter_context(attention_over(mesh, places))
+            try:
+                yield
+            finally:
+                with self._observer.paused():
+                    stack.close()
+
+        return context_parallel
+
+
+def _add_group(groups: list[list[int]], mesh: DeviceMesh | None) -> None:
+    """Add the ranks of a mesh to these groups, once; all ranks if there is no mesh."""
+    ranks = [*range(distributed.get_world_size())] if mesh is None else mesh.mesh.flatten().tolist()
+    if ranks not in groups:
+        groups.append(ranks)
+
+
+class Gathered(torch.autograd.Function):
+    """The pieces of all ranks of a group, one after the other along an axis.
+
+    What each rank differentiates by them is added up, and each piece gets its part: torch's own
+    ``all_gather`` with a gradient mixes pieces up on gloo if that gradient is not contiguous.
+    """
+
+    @staticmethod
+    # pyrefly: ignore[bad-override]
+    def forward(ctx: Any, piece: Tensor, axis: int, mesh: DeviceMesh) -> Tensor:
+        group = mesh.get_group()
+        pieces = [torch.empty_like(piece, memory_format=torch.contiguous_format) for _ in range(mesh.size())]
+        distributed.all_gather(pieces, piece.contiguous(), group=group)
+        ctx.axis, ctx.mesh, ctx.length = axis, mesh, piece.shape[axis]
+        return torch.cat(pieces, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        total = gradients[0].contiguous().clone()
+        distributed.all_reduce(total, group=ctx.mesh.get_group())
+        begin = ctx.mesh.get_local_rank() * ctx.length
+        return total.narrow(ctx.axis, begin, ctx.length), None, None
+
+
+@contextmanager
+def attention_over(mesh: DeviceMesh, places: Tensor) -> Iterator[None]:
+    """Compute attention over a sequence of which each rank of a mesh has the tokens at some ``places``.
+
+    Torch's own kernels for that run on accelerators alone. This one collects all keys and values, which gives
+    the same.
+    """
+    all_places = Gathered.apply(places, 0, mesh)
+    ring, attend = F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention
+
+    def attended(*args: Any, **kwargs: Any) -> Tensor:
+        given = dict(zip(OF_ATTENTION, args, strict=False)) | kwargs
+        given["key"] = Gathered.apply(given["key"], -2, mesh)
+        given["value"] = Gathered.apply(given["value"], -2, mesh)
+        if given.get("is_causal") and len(places):
+            given |= {"is_causal": False, "attn_mask": places[:, None] >= all_places}
+        return attend(**given)
+
+    F.scaled_dot_product_attention = attended
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = ring
+
+
+# ------------------------------------------------------------------------------------- without any plan
+
+OF_DTENSORS: Final = ("to_local", "full_tensor", "redistribute")
+"""Methods of a tensor that is shared out which, in one process, are the tensor itself."""
+
+
+def leave_plans_out(recorder: Recorder) -> None:
+    """Let plans that share a model or a sequence out do nothing, in one process, which has all of it."""
+
+    def not_in_context(context: Callable[..., Any]) -> Callable[..., Any]:
+        @contextmanager
+        def context_parallel(mesh: Any, *, buffers: Sequence[Tensor] = (), **kwargs: Any) -> Iterator[None]:
+            with recorder.paused(), torch.no_grad():
+                for x in buffers:
+                    x.copy_(
+                        x.clone()
+                    )  # so that the batch begins with them, as on ranks, where they are written to
+            yield
+
+        return context_parallel
+
+    for plan, left_out in zip(_plans(), (_not_sharding, _not_parallelizing, not_in_context), strict=True):
+        _replace(plan, left_out(plan))
+    for name in OF_DTENSORS:  # what a plan would have shared out is whole, and the part of this process
+        setattr(Tensor, name, _itself)
+
+
+def _itself(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return x
+
+
+def _not_sharding(shard: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(shard)
+    def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+        for each in [module] if isinstance(module, nn.Module) else module:
+            kind = type(each)
+            if not issubclass(kind, torch.distributed.fsdp.FSDPModule):
+                each.__class__ = type(f"FSDP{kind.__name__}", (Unsharded, kind), {})
+        return module
+
+    return fully_shard
+
+
+def _nothing(module: Any, *args: Any, **kwargs: Any) -> None:
+    """Do nothing: there is no shard."""
+
+
+class Unsharded(torch.distributed.fsdp.FSDPModule):
+    """What ``fully_shard`` makes of a module in one process: all its methods are there, and do nothing."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(cls)
+
+
+for _name in vars(torch.distributed.fsdp.FSDPModule):
+    if not _name.startswith("_"):
+        setattr(Unsharded, _name, _nothing)
+
+
+def _not_parallelizing(parallelize: Callable[..., Any]) -> Callable[..., Any]:
+    return wraps(parallelize)(lambda module, *args, **kwargs: module)
+
+
+def _plans() -> tuple[Callable[..., Any], ...]:
+    """Return the functions by which a script shares out a model or a sequence."""
+    return (
+        torch.distributed.fsdp.fully_shard,
+        torch.distributed.tensor.parallel.parallelize_module,
+        torch.distributed.tensor.experimental.context_parallel,
+    )
+
+
+def _replace(original: Callable[..., Any], made: Callable[..., Any]) -> None:
+    """Put a function in the place of another one in each module of torch that has it by its name."""
+    name = original.__name__
+    for module in list(sys.modules.values()):
+        is_of_torch = getattr(module, "__name__", "").partition(".")[0] == "torch"
+        if is_of_torch and vars(module).get(name) is original:
+            setattr(module, name, made)
