@@ -307,3 +307,44 @@ def test_logits_in_parts_or_one_shorter_are_logits(kind: type[nn.Module], loss: 
     assert report_of(*names, model=kind(), loss=loss).holds == names
     assert first(report_of("reach", model=blind(kind()), loss=loss))[0] == "reach"
     assert first(report_of("causality", model=looking_ahead(kind()), loss=loss))[0] == "causality"
+
+
+class ImageClasses(Decoder):
+    """Cuts images into squares by moving their numbers, and gives each a row of a table, or all one row."""
+
+    SIDE = 4
+
+    def __init__(self, rows_used: int):
+        super().__init__(0.0)
+        self.rows_used = rows_used
+        self.cut, self.read = nn.PixelUnshuffle(self.SIDE), nn.Linear(3 * self.SIDE**2, DIM)
+        self.places = nn.Parameter(torch.randn(1, 4, DIM))
+        self.blocks = nn.ModuleList(Seeing() for _ in range(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.read(self.cut(images).flatten(2).mT) + self.places[:, : self.rows_used]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x.mean(1)))
+
+
+class Seeing(Attending):
+    """An attention without a mask."""
+
+    def branch(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(("rows_used", "failing"), [(4, ("", "")), (1, ("order", "read"))])
+def test_patches_that_all_get_one_position_have_no_order(rows_used: int, failing: tuple[str, str]):
+    torch.manual_seed(1)
+    batch = (torch.rand(5, 3, 8, 8), torch.randint(0, 23, (5,)))
+    report = report_of(
+        "order",
+        model=ImageClasses(rows_used),
+        batches=batch,
+        loss=lambda model, given: F.cross_entropy(model(given[0]), given[1]),
+    )
+    assert not report.untestable
+    assert first(report) == failing

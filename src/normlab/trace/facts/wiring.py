@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normlab.trace.autograd import nodes_behind
 from normlab.trace.compare import distance
 from normlab.trace.facts.adapters import ADDED, Adapter, adapters_in
-from normlab.trace.facts.stacks import Stacks, siblings, stream_of
+from normlab.trace.facts.stacks import ListedLayer, Stacks, siblings, stream_of
 from normlab.trace.functions import OWN, RUNNING, FunctionCall
 from normlab.trace.trace import Event, Trace
 
@@ -150,6 +150,23 @@ def passes_on(x: Tensor, y: Tensor) -> bool:
     """
     made_by = x.grad_fn
     return y is x or (made_by is not None and any(node is made_by for node in _upstream(y.grad_fn, MAPS)))
+
+
+def passed_by(layers: Sequence[ListedLayer]) -> dict[str, bool]:
+    """Return for each of the layers that are lists whether the graph shows that what it leaves holds what it
+    read, or what that was made of, with nothing but factors, sums, norms and moved entries in between.
+
+    Nothing is returned for layers that do not follow each other: each must leave what its parts made.
+    """
+    passed: dict[str, bool] = {}
+    for layer in layers:
+        made = {x.grad_fn for x in layer.written} - {None}
+        if layer.read.grad_fn is None or made.isdisjoint(_upstream(layer.left.grad_fn)):
+            return {}
+        # each layer may norm the stream before its first part reads it
+        before = {n for n in _upstream(layer.read.grad_fn) if not hasattr(n, "variable")}
+        passed[layer.path] = not before.isdisjoint(_upstream(layer.left.grad_fn, MAPS))
+    return passed
 
 
 def alike(stacks: Stacks, scores: Iterable[Scores]) -> Iterator[dict[str, Scores]]:
