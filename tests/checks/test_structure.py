@@ -725,6 +725,39 @@ class ListsThatLoseItOnce(Lists):
         return branch if layer == 1 else x + branch
 
 
+class ListsWithSquareMaps(Lists):
+    """The maps of each feed-forward are as wide as the stream, and only add to it together."""
+
+    def __init__(self):
+        super().__init__()
+        for layer in self.blocks:
+            layer[1] = nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, DIM), Caught(), nn.Linear(DIM, DIM))
+
+
+class Caught(nn.Module):
+    """A gate of parameters that are no matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.bias = nn.Parameter(torch.ones(DIM)), nn.Parameter(torch.zeros(DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.gain * x + self.bias)
+
+
+class ListsOfTwoStreams(Lists):
+    """Two streams, which are mixed before each layer reads one and adds to both."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        streams = self.embed(ids)[..., None].repeat(1, 1, 1, 2)
+        mix = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=streams.dtype)
+        for attention, feed_forward in self.blocks:
+            for branch in (attention, feed_forward):
+                streams = streams @ mix
+                streams = streams + branch(streams[..., 0])[..., None]
+        return self.head(self.norm(streams.sum(-1)))
+
+
 class ListsSideBySide(Lists):
     """Each list reads the embedding, and the sum goes on."""
 
@@ -734,9 +767,11 @@ class ListsSideBySide(Lists):
         return self.head(self.norm(torch.stack(branches).sum(0)))
 
 
-@pytest.mark.parametrize("norms", [nn.Identity, nn.LayerNorm])
-def test_layers_that_are_lists_pass_their_stream_on(norms: type[nn.Module]):
-    assert report_of("residual", model=Lists(norms)).holds == ("residual",)
+@pytest.mark.parametrize(
+    "model", [Lists, lambda: Lists(nn.LayerNorm), ListsWithSquareMaps, ListsOfTwoStreams]
+)
+def test_layers_that_are_lists_pass_their_stream_on(model: Callable[[], nn.Module]):
+    assert report_of("residual", model=model()).holds == ("residual",)
 
 
 @pytest.mark.parametrize("norms", [nn.Identity, nn.LayerNorm])

@@ -64,12 +64,16 @@ class Facts:
             self.loss = None if passed.loss is None else passed.loss.detach()
             self.lookups = [f._replace(result=None) for f in self._own_lookups(trace, passed)]
             self.order = [e.module for e in passed.events]
-            self.stacks: dict[str, list[Block]] = find_stacks(
-                trace.model, passed.events, passes_on, partial(_is_behind, passed.loss)
-            )
             listed = find_listed_layers(trace.model, passed.events)
             self.listed = {name: passed_by(layers) for name, layers in listed.items()}
             """For each layer that is a list, by its stack, whether it passes its stream on."""
+            self.stacks: dict[str, list[Block]] = find_stacks(
+                trace.model,
+                passed.events,
+                passes_on,
+                partial(_is_behind, passed.loss),
+                [path for layers in self.listed.values() for path in layers],
+            )
             blocks = {b.path for b in self.blocks}
             self.calls = [_block_call(event) for event in passed.events if event.module in blocks]
             self.streams = {c.path: (c.read, c.written) for c in self.calls if not c.number}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise, takewhile
 from typing import Any, Final, NamedTuple
@@ -54,18 +54,29 @@ def find_stacks(
     events: Sequence[Event],
     passes_on: Callable[[Tensor, Tensor], bool],
     is_used: Callable[[Tensor], bool],
+    listed: Collection[str] = (),
 ) -> dict[str, list[Block]]:
     """Find the stacks among the modules that were called. ``passes_on(x, y)`` says whether a graph shows that
     ``y`` holds ``x``, with nothing but factors, sums and norms in between; ``is_used(y)``, whether one shows
-    that the loss is made of ``y``.
+    that the loss is made of ``y``. Inside of layers that are lists, which are ``listed``, only modules that
+    all pass on what they read are blocks: others are parts of such a layer.
     """
     called = {event.module: event for event in events if event.call == 0}
     stacks: dict[str, list[Block]] = {}
     for name, blocks in _numbered(model):
         carriers = {b.path for b in blocks if _carries_stream(called.get(b.path), b.module)}
-        if _chained([event for event in events if event.module in carriers], passes_on, is_used):
+        calls = [event for event in events if event.module in carriers]
+        are_parts = any(within(path, layer) for path in carriers for layer in listed)
+        if are_parts and not all(_passes_on(event, passes_on) for event in calls):
+            continue
+        if _chained(calls, passes_on, is_used):
             stacks[name] = blocks
     return _outermost(stacks)
+
+
+def _passes_on(event: Event, passes_on: Callable[[Tensor, Tensor], bool]) -> bool:
+    read, written = stream_of(event.inputs), stream_of(event.outputs)
+    return read is not None and written is not None and passes_on(read, written)
 
 
 def find_listed_layers(model: nn.Module, events: Sequence[Event]) -> dict[str, list[ListedLayer]]:
@@ -158,7 +169,9 @@ def _chained(
 
 
 def _carries_stream(event: Event | None, block: nn.Module) -> bool:
-    if event is None or sum(1 for _ in block.parameters()) < 2:
+    # one function of torch, such as a linear map in a feed-forward, is no block
+    is_one_function = type(block).__module__.startswith("torch.nn.") and not block._modules
+    if event is None or is_one_function or sum(1 for _ in block.parameters()) < 2:
         return False
     x, y = stream_of(event.inputs), stream_of(event.outputs)
     return x is not None and y is not None and x.shape == y.shape and x.ndim >= 3

@@ -153,10 +153,11 @@ def passes_on(x: Tensor, y: Tensor) -> bool:
 
 
 def passed_by(layers: Sequence[ListedLayer]) -> dict[str, bool]:
-    """Return for each of the layers that are lists whether the graph shows that what it leaves holds what it
-    read, or what that was made of, with nothing but factors, sums, norms and moved entries in between.
+    """Return for each of the layers that are lists whether it passes its stream on.
 
-    Nothing is returned for layers that do not follow each other: each must leave what its parts made.
+    It does not where what it leaves is made of what its parts wrote alone, with nothing but factors, sums,
+    norms and moved entries in between, and these wrote nothing that holds what it read, or what that was made
+    of. Nothing is returned for layers that do not follow each other: each must leave what its parts made.
     """
     passed: dict[str, bool] = {}
     for layer in layers:
@@ -165,8 +166,18 @@ def passed_by(layers: Sequence[ListedLayer]) -> dict[str, bool]:
             return {}
         # each layer may norm the stream before its first part reads it
         before = {n for n in _upstream(layer.read.grad_fn) if not hasattr(n, "variable")}
-        passed[layer.path] = not before.isdisjoint(_upstream(layer.left.grad_fn, MAPS))
+        holds_it = not before.isdisjoint(_upstream(layer.left.grad_fn, MAPS))
+        passed[layer.path] = holds_it or _is_mapped_outside(layer.left.grad_fn, made)
     return passed
+
+
+def _is_mapped_outside(left: Node, made: Collection[Node]) -> bool:
+    """Return whether a product that no part computes comes before a node, such as a mix of streams."""
+
+    def beyond(n: Node) -> bool:
+        return n not in made and not _is_map(n, MAPS)
+
+    return any(_is_map(n, MAPS) and n not in made for n in nodes_behind(left, beyond=beyond))
 
 
 def alike(stacks: Stacks, scores: Iterable[Scores]) -> Iterator[dict[str, Scores]]:
@@ -338,10 +349,16 @@ def _upstream(node: Node | None, stop: Collection[str] = (), axes: Collection[in
     def beyond(n: Node) -> bool:
         right = getattr(n, "_saved_mat2", None) if axes else None  # a product sums over its rows
         summed = 0 if right is None else right.shape[-2]
-        own_attention = bool(stop) and _operation(n).startswith("ScaledDotProduct")
-        return not (_operation(n) in stop or own_attention) or summed in axes
+        return not _is_map(n, stop) or summed in axes
 
     return nodes_behind(node, beyond=beyond)
+
+
+def _is_map(node: Node, operations: Collection[str]) -> bool:
+    """Return whether a node is one of these operations; beside any, a fused attention is one, too."""
+    return _operation(node) in operations or (
+        bool(operations) and _operation(node).startswith("ScaledDotProduct")
+    )
 
 
 def _comes_from(y: Tensor, x: Tensor, stop: Collection[str] = (), axes: Collection[int] = ()) -> bool:
