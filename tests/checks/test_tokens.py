@@ -309,6 +309,42 @@ def test_logits_in_parts_or_one_shorter_are_logits(kind: type[nn.Module], loss: 
     assert first(report_of("causality", model=looking_ahead(kind()), loss=loss))[0] == "causality"
 
 
+class Turning(Attending):
+    """A fused attention that rotates queries, or keys, or both."""
+
+    rotates = "qk"
+
+    def branch(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        q = rotated(q) if "q" in self.rotates else q
+        k = rotated(k) if "k" in self.rotates else k
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class MixedWithTheTokenBefore(Decoder):
+    """What tells the first token from the others, and hides from the outputs that attention sees no order."""
+
+    def __init__(self, rotates: str):
+        super().__init__(0.0)
+        self.blocks = nn.ModuleList(Turning() for _ in range(2))
+        for block in self.blocks:
+            block.rotates = rotates
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        x = x + 0.5 * F.pad(x, (0, 0, 1, 0))[:, :-1]
+        for block in self.blocks:
+            x = block(x / x.norm(dim=-1, keepdim=True)) + x
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("rotates", "failing"), [("qk", ("", "")), ("q", ("order", "blocks.0")), ("k", ("order", "blocks.0"))]
+)
+def test_queries_and_keys_are_turned_alike(rotates: str, failing: tuple[str, str]):
+    assert first(report_of("order", model=MixedWithTheTokenBefore(rotates))) == failing
+
+
 class ImageClasses(Decoder):
     """Cuts images into squares by moving their numbers, and gives each a row of a table, or all one row."""
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -346,6 +347,18 @@ class _Repeated(NamedTuple):
     scores: Tensor
     """`[B, H, T, T]`, before the softmax."""
     values: Tensor | None
+    read: tuple[Tensor, Tensor] | None = None
+    """Queries and keys, `[B, H, T, D]`, if they are seen."""
+
+    @property
+    def turned(self) -> tuple[float, float] | None:
+        """How far the directions of queries, and those of keys, differ among positions. Their sizes may, as
+        where queries are scaled by how many keys they see.
+        """
+        if self.read is None:
+            return None
+        queries, keys = (variation(F.normalize(x, dim=-1), 2) for x in self.read)
+        return queries, keys
 
     @property
     def seen(self) -> Tensor:
@@ -391,7 +404,7 @@ def repeated(trace: Trace, width: int) -> Iterator[_Repeated]:
         scores, bias = call.products().detach(), call.argument(3, "attn_mask")
         if isinstance(bias, Tensor) and bias.is_floating_point():
             scores = scores + bias
-        yield _Repeated(call.module, scores, call.argument(2, "value").detach())
+        yield _Repeated(call.module, scores, call.argument(2, "value").detach(), (q.detach(), k.detach()))
 
 
 def _of_tokens(scores: Tensor) -> Tensor | None:
