@@ -169,9 +169,9 @@ def _chained(
 
 
 def _carries_stream(event: Event | None, block: nn.Module) -> bool:
-    # one function of torch, such as a linear map in a feed-forward, is no block
-    is_one_function = type(block).__module__.startswith("torch.nn.") and not block._modules
-    if event is None or is_one_function or sum(1 for _ in block.parameters()) < 2:
+    held = {name for name, _ in block.named_parameters()}
+    # one map, as of a feed-forward, holds a weight and a bias, and is no block
+    if event is None or len(held) < 2 or held == {"weight", "bias"}:
         return False
     x, y = stream_of(event.inputs), stream_of(event.outputs)
     return x is not None and y is not None and x.shape == y.shape and x.ndim >= 3
