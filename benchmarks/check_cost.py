@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -94,13 +94,17 @@ class Row:
     """Of the machine in the last minute: beside more than one process a core, seconds are too long."""
     ended: str = ""
     """Why there is no report: the refusal, or how the process ended."""
+    pass_bytes: int = 0
+    """The most memory that a pass of the batch, forward and backward, holds beside the model, in a process of
+    its own.
+    """
     source: str = ""
     """What the source was."""
 
     @property
     def in_parameters(self) -> float:
-        """The peak, in the bytes of the parameters in float32."""
-        return self.peak_bytes / max(4 * self.parameters, 1)
+        """The peak without one pass, in the bytes of the parameters in float32."""
+        return (self.peak_bytes - self.pass_bytes) / max(4 * self.parameters, 1)
 
 
 def source_of_normlab() -> str:
@@ -131,6 +135,17 @@ def measured(name: str) -> Row:
     return Row(name, size.axis, parameters, size.budget_s, *numbers, ended)
 
 
+def one_pass(name: str) -> int:
+    """Return how many bytes one pass, forward and backward, takes beside the model, in this process."""
+    torch.manual_seed(0)
+    setup = SIZES[name].build()
+    before = _resident_bytes()
+    model, batch = setup.model, setup.batch
+    loss = model(batch) if setup.loss is None else setup.loss(model, batch)
+    loss.backward()
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+
 def _resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -138,14 +153,19 @@ def _resident_bytes() -> int:
 
 def in_a_process(name: str) -> Row:
     """The same in a process of its own, with one thread; one that is killed is told by its signal."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, name, "--here"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = _run(name, "--here")
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"the process ended with {done.returncode}"]
         size = SIZES[name]
         return Row(name, size.axis, 0, size.budget_s, 0.0, 0.0, 0, 0, 0, os.getloadavg()[0], *last)
-    return Row(**json.loads(done.stdout.splitlines()[-1]))
+    row = Row(**json.loads(done.stdout.splitlines()[-1]))
+    return replace(row, pass_bytes=int(_run(name, "--one-pass").stdout))
+
+
+def _run(name: str, what: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, name, what]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def kept() -> dict[str, Row]:
@@ -171,7 +191,7 @@ def table(rows: Sequence[Row]) -> str:
         size = row.name.removeprefix(f"{row.axis}_")
         memory = f"{row.peak_bytes / GIB:.1f} GiB"
         if row.parameters > LARGE_MODEL:  # of smaller ones, the parameters are a small part of it
-            memory += f", {row.in_parameters:.1f} times"
+            memory += f", a pass and {row.in_parameters:.1f} times"
         answers = row.ended or f"{row.judged} of {row.applicable}"
         cells: list[Any] = [row.axis, size, f"{row.parameters / 1e6:.1f}M", f"{row.budget_s:.0f} s"]
         cells += [f"{row.seconds:.0f}", f"{row.cpu_s:.0f}", memory, answers, row.load]
@@ -186,12 +206,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="measure what is kept, too")
     parser.add_argument("--page", action="store_true", help="write the table, without measuring")
     parser.add_argument("--here", action="store_true", help="measure in this process, and print JSON")
+    parser.add_argument("--one-pass", action="store_true", help="print what one pass takes in this process")
     args = parser.parse_args(argv)
     if unknown := set(args.sizes) - set(SIZES):
         parser.error(f"no size is called {', '.join(sorted(unknown))}")
     if args.here:
         for name in args.sizes:
             print(json.dumps(asdict(measured(name))))
+        return
+    if args.one_pass:
+        for name in args.sizes:
+            print(one_pass(name))
         return
     rows, source = kept(), source_of_normlab()
     for name in [] if args.page else args.sizes or SIZES:

@@ -103,6 +103,34 @@ def test_padding_that_is_counted_fails():
     assert first(masked(lambda ids: ids < 0)) == ("counted", "loss")
 
 
+def filled_up_with_ends(*, counted_ends: int, has_mask: bool, shifted: bool) -> Any:
+    """Rows that are filled up with their own end, of which the labels count so many in each row."""
+    ids, real = padded()
+    ids = ids.masked_fill(~real, 22)
+    places = torch.arange(LENGTH) - real.sum(1, keepdim=True) + 1
+    labels = ids.masked_fill(places >= counted_ends, -100)
+    if shifted:
+        labels = F.pad(labels[:, 1:], (0, 1), value=-100)
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        targets = batch["labels"] if shifted else F.pad(batch["labels"][:, 1:], (0, 1), value=-100)
+        return F.cross_entropy(model(batch["ids"]).transpose(1, 2), targets)
+
+    batch = {"ids": ids, "labels": labels} | ({"mask": real.long()} if has_mask else {})
+    return report_of("counted", batches=batch, loss=loss)
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_the_first_of_the_ends_that_fill_a_row_may_be_counted(has_mask: bool, shifted: bool):
+    for counted_ends in (0, 1, 2):
+        report = filled_up_with_ends(counted_ends=counted_ends, has_mask=has_mask, shifted=shifted)
+        failures = [failure.property for failure in report.failures]
+        # nothing but a mask or the labels says that the id ends texts, too
+        expected = [["counted"] * has_mask, [], ["counted"]][counted_ends]
+        assert failures == expected, (counted_ends, report)
+
+
 def test_an_end_that_is_never_counted_fails():
     assert first(masked(lambda ids: (ids == 0) | (ids == 22))) == ("counted", "loss")
     assert first(masked(lambda ids: ids == 0, end=0)) == ("counted", "loss")

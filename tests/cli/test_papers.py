@@ -28,6 +28,8 @@ from planned import TOY
 from report import reproductions
 from report.reproductions import ARTEFACT
 
+COLUMNS = 100
+"""The width of the list of findings, for a terminal of that many columns."""
 PLAIN = replace(ARTEFACT, drawings=())
 """Its page is quick to make."""
 FAILING = replace(PLAIN, id="example.fails")
@@ -82,6 +84,8 @@ def test_without_a_name_the_list_has_every_finding_and_counts_answers(capsys, mo
     assert counted.startswith(f"{len(findings)} findings: ")
     assert counts.startswith("a/c/o: ")
     assert (head.split()[:3], empty) == (["finding", "answer", "a/c/o"], "")
+    assert max(map(len, (head, *lines, counted, counts, more))) <= COLUMNS
+    assert not any("…" in line for line in lines)
     assert more.endswith("normlab papers show X1")
 
 

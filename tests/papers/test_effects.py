@@ -213,6 +213,31 @@ def weights(step, best, layers, shares):
     }
 
 
+@pytest.mark.parametrize(("law", "better"), [(math.log, 1), (float, -1)])
+def test_the_better_law_is_the_one_that_the_curves_were_made_by(law, better):
+    noise = np.random.default_rng(1).normal(scale=0.01, size=(8, 6))
+    table = [
+        {"seed": seed, "depth": depth, "change": law(depth) + noise[seed, place]}
+        for seed in range(8)
+        for place, depth in enumerate((6, 12, 18, 24, 36, 60))
+    ]
+    columns = {"table": "depths", "y": "change", "x": "depth", "of": {}}
+    found = effect("law_preference", regime(tables={"depths": table}), **columns)
+    assert better * found.low > 0
+    assert better * found.high > 0
+    assert (found.runs, found.unit) == (8, "AIC")
+
+
+def test_only_rows_of_seeds_that_both_sides_have_are_compared():
+    table = [
+        {"side": side, "seed": seed, "grad": 2.0}
+        for side, seeds in (("a", 3), ("b", 5))
+        for seed in range(seeds)
+    ]
+    sides = {"of": {"side": "a"}, "over": {"side": "b"}}
+    assert effect("row_ratio", regime(tables={"t": table}), table="t", y="grad", **sides).runs == 3
+
+
 def test_what_was_measured_on_trained_weights():
     start = weights(0, False, [1.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0])
     later = weights(400, True, [0.1, 0.2, 0.4], [1.0, 1.0, 2.0, 4.0])
@@ -255,7 +280,7 @@ NOTHING_YET = {
     "own_share": {"of": "a", "stack": "decoder"},
     "own_share_ratio": {"of": "a", "over": "b", "stack": "decoder"},
 }
-OF_STUDIES = {"measure", "measured_ratio", "last_over_first", "row_ratio", "exponent"}
+OF_STUDIES = {"measure", "measured_ratio", "last_over_first", "row_ratio", "exponent", "law_preference"}
 
 
 def test_every_effect_of_runs_waits_for_its_rows():

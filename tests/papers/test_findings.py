@@ -55,7 +55,7 @@ def test_every_paper_has_findings_and_few_are_not_tested():
 
 
 def test_a_finding_fits_into_its_line_of_the_list():
-    assert {id_: finding.short for id_, finding in FINDINGS.items() if len(finding.short) > 42} == {}
+    assert {id_: finding.short for id_, finding in FINDINGS.items() if len(finding.short) > 34} == {}
 
 
 def test_what_the_findings_name_exists():

@@ -182,6 +182,22 @@ def test_one_number_is_read_against_one_expectation(results, tmp_path, again):
     assert faults(results(*rows(5.0))) == []
 
 
+def test_runs_count_once_when_more_seeds_come_under_another_name(results):
+    """A regime that another one contains is left out as soon as the other is whole."""
+    (fewer,) = results(*rows(5.0)).evidence
+    wider = replace(fewer.regime, name="wider", runs=[*fewer.regime.runs, *rows_as_runs(fewer, seed=5)])
+    more = replace(fewer, regime=wider, piece=replace(fewer.piece, regime="wider"))
+    finding = Finding("Z1", "", "", "", "", "supported", "", (fewer.piece, more.piece))
+    assert len(faults(Reviewed(finding, (fewer, more), ()))) == 1
+    unfinished = replace(more, reading="waits")
+    assert faults(Reviewed(finding, (fewer, unfinished), ())) == []
+
+
+def rows_as_runs(piece, seed):
+    """The runs of a piece's first seed once more, at another seed."""
+    return [replace(run, seed=seed, id=f"{run.cell}{seed}") for run in piece.regime.runs if run.seed == 1]
+
+
 def test_a_bound_was_fixed_before_the_runs_only_where_a_plan_is_there(results, tmp_path):
     bound = ENTRY.replace("above = 0 }", 'above = -1, margin = "1 BLEU", fixed = true }')
     (tmp_path / "own.toml").write_text(bound)

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from normlab.papers import intervals
-from normlab.papers.estimate import Estimate, log_slope, mean, mean_ratio, slope
-from normlab.papers.intervals import highest, jackknife, laws, lowest, r_squared, simultaneous
+from normlab.papers.estimate import Estimate, jackknife, log_slope, mean, mean_ratio, slope
+from normlab.papers.intervals import highest, laws, lowest, r_squared, simultaneous
 
 
 def test_a_mean_has_student_s_interval():

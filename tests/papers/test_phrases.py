@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from normlab.papers.estimate import Estimate
 from normlab.papers.finding import Evidence, Expectation, Finding, Piece, Reviewed
-from normlab.papers.phrases import answer, counted, estimated, number, scored, tally
+from normlab.papers.phrases import (
+    answer,
+    answer_in_short,
+    beside_expected,
+    counted,
+    estimated,
+    number,
+    scored,
+    tally,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +71,21 @@ def test_what_was_tested_is_not_called_untested():
     tested, untested = claimed("not tested here", "open"), claimed("not tested here", "waits")
     assert (answer(tested), answer(untested)) == ("tested, and open", "not tested here")
     assert answer(claimed("partly", "agrees", "contradicts", "open")) == "partly"
-    assert counted([tested, untested]) == "2 findings: 2 not tested here (1 of them tested, and open)"
+    assert counted([tested, untested]) == "2 findings: 2 not tested here (1 tested, and open)"
 
 
 def test_every_reading_is_counted():
     several = claimed("partly", "open", "agrees", "contradicts", "agrees", "waits", "waits")
     assert tally(several) == "2 agree, 1 contradicts, 1 open, 2 wait"
     assert tally(claimed("not tested here")) == "no effect counts"
+
+
+def test_a_narrow_line_has_what_was_measured_beside_what_was_expected():
+    (piece,) = claimed("supported", "agrees").evidence
+    measured = replace(piece, estimate=Estimate(10.84, 9.72, 11.91, 6, unit="BLEU"))
+    finding = claimed("supported").finding
+    assert beside_expected(Reviewed(finding, (measured,), ())) == "+10.8 BLEU [9.7, 11.9] (> 0)"
+    missing = replace(measured, reading="waits", missing=2)
+    assert beside_expected(Reviewed(finding, (missing,), ())) == "2 runs missing"
+    assert answer_in_short(claimed("not tested here", "open")) == "open"
+    assert answer_in_short(claimed("not tested here", "waits")) == "not tested"

@@ -63,6 +63,12 @@ def test_runs_that_were_cut_short_have_their_dev_scores():
     assert not run.trained
 
 
+def test_rows_of_no_run_are_a_table():
+    source = read_source("amplification.jsonl")
+    assert source.runs == ()
+    assert {row["family"] for row in source.tables["amplification"]} == {"encoder", "encoder-decoder"}
+
+
 def test_several_sources_share_cells_under_new_names():
     regime = BOOK.regime("bert-placement")
     assert {run.cell for run in regime.runs} <= {cell for cell, _ in regime.planned}
@@ -83,7 +89,7 @@ def test_runs_of_one_s_own_join_those_that_are_kept(tmp_path):
 @pytest.mark.parametrize("name", BOOK.regimes)
 def test_every_regime_can_be_read_and_says_what_it_is(name):
     regime = BOOK.regime(name)
-    assert regime.runs or regime.measures or regime.planned
+    assert regime.runs or regime.measures or regime.planned or regime.tables
     assert regime.says.endswith(".")
     assert regime.setting.scale.endswith(".")
 

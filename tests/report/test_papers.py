@@ -44,6 +44,7 @@ def test_a_forest_has_the_effects_of_one_unit_with_their_intervals(findings):
         "Differences of BLEU",
         "Ratios",
         "Differences in nats per token",
+        "Differences in bits per byte",
     ]
     assert all(isinstance(chart, Chart) and chart.drawn().to_dict()["layer"] for chart in charts)
     rows = {row["effect"]: row for row in charts[0].rows}

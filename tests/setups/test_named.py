@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from normlab.setups.named import sources
+from normlab.setups.script import setup_from_script
 from normlab.setups.setup import Setup
 
 
@@ -49,3 +50,34 @@ def test_a_function_of_the_setup_is_shown_where_it_is_defined(monkeypatch):
     assert found["loss"] == {"file": Path(__file__).name, "line": inspect.getsourcelines(own_loss)[1]}
     assert found["blocks.0.up.weight"]["line"] == inspect.getsourcelines(Block)[1]
     assert found["step"]["line"] == inspect.getsourcelines(Model)[1]
+
+
+SCRIPT = """import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.up(x)
+
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    optimizer.zero_grad()
+    model(torch.randn(3, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_class_of_a_script_is_shown_though_the_script_has_ended(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with setup_from_script("train.py") as named:
+        found = sources(named.setup, ["up.weight", "optimizer"])
+    assert found["up.weight"] == {"file": "train.py", "line": 5}
+    assert found["optimizer"] == {"file": "train.py", "line": 5, "is_stand_in": True}

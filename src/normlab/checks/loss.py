@@ -173,9 +173,11 @@ def _counts_tokens(step: StepUnderTest) -> Answers:
     facts, asked, shift = step.facts, step.facts.targets, step.facts.shift or 0
     entry, ahead = facts.tokens.entry, shift + facts.offset
     ends = {facts.declared.eos_id, facts.configured("eos_token_id")} - {None}
-    pad, real = None, torch.ones_like(entry, dtype=torch.bool)
+    pad, real, end_is_real = None, torch.ones_like(entry, dtype=torch.bool), False
     try:
         pad, held = facts.padding.pad_id, facts.padding.real
+        end_is_real = facts.padding.ends_texts
+        ends |= {pad} if end_is_real else set()
     except Unknown as reason:
         if not ends:
             raise Unknown(f"{reason}; declare eos_id for the end of a text") from reason
@@ -183,8 +185,9 @@ def _counts_tokens(step: StepUnderTest) -> Answers:
         real = real if pad is None or pad in ends else entry != pad
         real[:, facts.tokens.columns] = held
     padding = asked.ahead(~real, ahead)
-    if pad in ends:  # the first padding token may mark the end
-        padding &= ~asked.ahead(real, ahead - 1)
+    if pad in ends:
+        if not end_is_real:  # the first padding token may mark the end
+            padding &= ~asked.ahead(real, ahead - 1)
     elif pad is not None and shift:
         padding = asked.ids == pad  # the end of a text may be the target of an input that is already padding
     if bad := int((asked.counted & padding).sum()):

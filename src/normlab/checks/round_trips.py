@@ -14,6 +14,7 @@ from normlab.trace.compare import distance
 from normlab.trace.copies import copied_model
 from normlab.trace.equivalents import difference_when_loaded, generated, left_out, low_calls, roundings
 from normlab.trace.facts import Unknown
+from normlab.trace.starts import NOT_MADE
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import loose_tensors, shared_names, tensors_in
 
@@ -51,7 +52,7 @@ def state_dict(step: StepUnderTest) -> Answers:
     elif frozen := [*left_out(step, original)]:
         yield note(frozen[0], f"the state dict leaves out what is frozen ({len(frozen)} in all)")
     elif unsaved and made is None:
-        yield note(unsaved[0], "no state dict holds it; make= would show whether it is made the same way")
+        yield note(unsaved[0], "no state dict holds it, and nothing shows whether a new model has the same")
 
 
 @property_of("round trips", passes=3, uses=FORWARD)
@@ -59,7 +60,7 @@ def meta(step: StepUnderTest) -> Answers:
     """A model built on the meta device, moved off it with to_empty and loaded gives the same outputs."""
     original, model = step.original, step.fresh.on_meta()
     if model is None:
-        raise Unknown("the model cannot be made again: pass make=")
+        raise Unknown(NOT_MADE)
     why = "make() builds the model on a device of its own, or returns one that it has"
     needs(all(p.is_meta for p in model.parameters()), why)
     tied, own = shared_names(model), step.setup.make is not None

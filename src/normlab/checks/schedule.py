@@ -32,7 +32,7 @@ def schedule(step: StepUnderTest) -> Answers:
     doubles one within the steps that a test of learning takes.
     """
     yield from _compounds(step)
-    needs(step.setup.scheduler, "there is no scheduler: pass scheduler=")
+    needs(step.setup.scheduler, "no scheduler changes the rates")
     mine, steered = step.setup.optimizers, getattr(step.setup.scheduler, "optimizer", None)
     # by its groups: a wrapper around an optimizer, such as Accelerate's, steers what it wraps
     steers_mine = any(

@@ -49,7 +49,7 @@ def start(step: StepUnderTest) -> Answers:
     groups += [{f"{n}[{i}]": part for i, part in enumerate(p)} for n, p in several.items()]
     if (unlike := starts.unlike_siblings(groups)) is not None:
         yield fail(unlike.path, unlike.how, "initialize all blocks alike")
-    needs(drawn or step.facts.stacks or declared, "nothing says how the model is drawn: pass make=")
+    needs(drawn or step.facts.stacks or declared, starts.NOT_MADE)
 
 
 @property_of("start", explains=["start", "initial_loss"], passes=2, uses=AT_REST)
@@ -114,7 +114,7 @@ def buffers(step: StepUnderTest) -> Answers:
                 yield fail(name, "differs from that of a new model", "build it again once it is moved")
         return
     groups = [names for names in siblings(step.facts.stacks, live).values() if len(names) > 2]
-    needs(groups, "nothing says how the model is built: pass make=")
+    needs(groups, starts.NOT_MADE)
     for names in groups:
         odd = odd_one({n: next(o for o in names if torch.equal(live[n], live[o])) for n in names})
         if odd is not None:

@@ -173,7 +173,7 @@ def _plain_all(
 
 def _list_findings(findings: Sequence[Reviewed]) -> None:
     """Print a line for each finding, paper by paper, and how many have which answer."""
-    table = terminal.table("", "finding", "answer", "a/c/o", "first effect [95%] (expected), runs")
+    table = terminal.table("", "finding", "answer", "a/c/o", "first effect [95%] (expected)")
     table.collapse_padding = True  # so that a finding has one line of a hundred columns
     for column in table.columns:
         column.no_wrap, column.overflow = True, "ellipsis"
@@ -182,9 +182,9 @@ def _list_findings(findings: Sequence[Reviewed]) -> None:
         if one.finding.paper != paper:
             paper = one.finding.paper
             table.add_row("", Text(papers.PAPERS[paper].authors, "bold"), "", "", "")
-        answer = Text(phrases.answer(one), ANSWER_STYLES[one.finding.answer])
+        answer = Text(phrases.answer_in_short(one), ANSWER_STYLES[one.finding.answer])
         counts = Text("/".join(str(one.counts[reading]) for reading in ("agrees", "contradicts", "open")))
-        effect = Text(phrases.in_a_line(one, expected=True))
+        effect = Text(phrases.beside_expected(one))
         table.add_row(Text(one.finding.id), Text(one.finding.short), answer, counts, effect)
     terminal.write(table, "", f"{phrases.counted(findings)}.")
     terminal.write("a/c/o: how many effects agree with the sentence, contradict it, and are open.")

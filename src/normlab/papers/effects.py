@@ -19,13 +19,12 @@ import numpy as np
 
 from normlab.base.metric import NLL, Metric
 from normlab.errors import UserError, nearest
-from normlab.papers.estimate import Estimate, log_slope, mean, mean_ratio
+from normlab.papers.estimate import Array, Estimate, jackknife, log_slope, mean, mean_ratio
 from normlab.papers.regimes import Curve, Regime, Row, Run
 
 Cells: TypeAlias = str | Sequence[str]
 """A cell, or several whose mean on the metric's scale is taken."""
 Value: TypeAlias = str | int | float
-Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 T = TypeVar("T")
 BLEU: Final = Metric("bleu", "BLEU", least=0.0, most=100.0)
 ACCURACY: Final = Metric("accuracy", "accuracy", "%", least=0.0, most=100.0)
@@ -441,7 +440,8 @@ def row_ratio(
 ) -> Estimate:
     """The column ``y`` of a study's table in the rows ``of`` over that in the rows ``over``, within seeds."""
     first, second = ({row["seed"]: row[y] for row in _rows(regime, table, some)} for some in (of, over))
-    return mean_ratio(first[seed] / second[seed] for seed in sorted(first)).of_unit(RATIO)
+    both = sorted(first.keys() & second.keys())
+    return _mean_ratio([first[seed] / second[seed] for seed in both])
 
 
 @effect()
@@ -449,6 +449,28 @@ def exponent(regime: Regime, table: str, y: str, x: str, of: Mapping[str, Value]
     """The exponent of the column ``y`` over ``x`` in a study's table, as a mean over seeds."""
     curves = _curves(regime, table, y, x, of)
     return log_slope([step for step, _ in curves[0]], ([value for _, value in curve] for curve in curves))
+
+
+@effect()
+def law_preference(regime: Regime, table: str, y: str, x: str, of: Mapping[str, Value]) -> Estimate:
+    """By how much AIC prefers a line of the column ``y`` in log ``x`` to one in ``x``, on the mean over seeds
+    of a study's table. Both lines have two parameters, so their AICs differ by the number of points times the
+    logarithm of the ratio of their residual squares.
+    """
+    curves = _curves(regime, table, y, x, of)
+    steps = np.array([step for step, _ in curves[0]], float)
+
+    def preference(values: Array) -> float:
+        middle = values.mean(axis=0)
+        of_line, of_log = (_squares_left(at, middle) for at in (steps, np.log(steps)))
+        return len(steps) * math.log(of_line / of_log)
+
+    return jackknife([[value for _, value in curve] for curve in curves], preference).of_unit("AIC")
+
+
+def _squares_left(x: Array, y: Array) -> float:
+    """The sum of the squares that the least-squares line of y over x leaves."""
+    return float(np.square(y - np.polyval(np.polyfit(x, y, 1), x)).sum())
 
 
 @effect(1.0)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -69,3 +75,20 @@ def slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Estimate:
 def log_slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Estimate:
     """Return the exponent p of y = b x^p, as a mean over independent curves."""
     return slope([math.log(a) for a in x], ([math.log(b) for b in y] for y in curves))
+
+
+def jackknife(runs: ArrayLike, statistic: Callable[[Array], float]) -> Estimate:
+    r"""A statistic of all n runs `[n, ...]`, such as one of their mean curve, :math:`\pm t_{n-1}` times its
+    standard error, :math:`\sqrt{\frac{n-1}{n} \sum_i (\theta_{-i} - \bar\theta)^2}` over the n samples that
+    leave one run out.
+    """
+    from scipy.special import stdtrit  # a list of papers does not wait for it
+
+    x = np.asarray(runs, float)
+    n, value = len(x), statistic(x)
+    if n < 3:
+        return Estimate.exact(value)
+    left_out = np.array([statistic(np.delete(x, i, axis=0)) for i in range(n)])
+    error = math.sqrt((n - 1) / n * float(np.square(left_out - left_out.mean()).sum()))
+    spread = float(stdtrit(n - 1, 0.975)) * error
+    return Estimate(value, value - spread, value + spread, n)

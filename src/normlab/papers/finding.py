@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -249,6 +250,7 @@ def faults(one: Reviewed) -> list[str]:
     numbers = Counter(piece.number for piece in (*finding.evidence, *finding.left_out))
     for number in (number for number, times in numbers.items() if times > 1):
         found.append(f"one number is read against more than one expectation: {', '.join(number)}")
+    found += _counted_twice(one.evidence)
     for piece in (*one.evidence, *one.left_out):
         found += _unsaid(piece)
     for piece in finding.left_out:
@@ -272,6 +274,23 @@ def answer_of(counts: Mapping[Reading, int]) -> Answer:
     if agree + contradict == 0 or open_ > agree + contradict:
         return "not tested here"
     return "supported" if agree else "contradicted"
+
+
+def _counted_twice(evidence: Iterable[Evidence]) -> Iterator[str]:
+    """Pieces of two regimes that both count, the runs of one among those of the other: a regime that more
+    seeds were added to under another name.
+    """
+    counting = [one for one in evidence if one.reading != "waits"]
+    for fewer, more in permutations(counting, 2):
+        same = fewer.piece.effect == more.piece.effect and fewer.piece.regime != more.piece.regime
+        if same and (runs := _runs_of(fewer)) and runs <= _runs_of(more):
+            yield f"the runs of {fewer.piece.says!r} count again in {more.piece.says!r}; leave the former out"
+
+
+def _runs_of(one: Evidence) -> set[str]:
+    """The ids of the runs that a piece reads."""
+    cells = one.piece.cells()
+    return {run.id for run in one.regime.runs if run.cell in cells}
 
 
 def _unsaid(one: Evidence) -> Iterator[str]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from normlab.diagnosis.theory import LawFit, fits
-from normlab.papers.estimate import Estimate, exponential, log_slope
-
-Array: TypeAlias = NDArray[np.float64]
+from normlab.papers.estimate import Array, Estimate, exponential, jackknife, log_slope
 
 LEVEL: Final = 0.95
 """The probability that an interval, or a set of simultaneous ones, covers what it is for."""
@@ -74,21 +72,6 @@ def lowest(found: Iterable[Estimate], choose: Callable[[Iterable[float]], float]
 def highest(found: Iterable[Estimate]) -> Estimate:
     """Return the largest of several simultaneous measures: an upper bound holds for it if it does for all."""
     return lowest(found, max)
-
-
-def jackknife(runs: ArrayLike, statistic: Callable[[Array], float]) -> Estimate:
-    r"""A statistic of all n runs `[n, ...]`, such as one of their mean curve, :math:`\pm t_{n-1}` times its
-    standard error, :math:`\sqrt{\frac{n-1}{n} \sum_i (\theta_{-i} - \bar\theta)^2}` over the n samples that
-    leave one run out.
-    """
-    x = np.asarray(runs, float)
-    n, value = len(x), statistic(x)
-    if n < 3:
-        return Estimate.exact(value)
-    left_out = np.array([statistic(np.delete(x, i, axis=0)) for i in range(n)])
-    error = math.sqrt((n - 1) / n * float(np.square(left_out - left_out.mean()).sum()))
-    spread = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
-    return Estimate(value, value - spread, value + spread, n)
 
 
 def r_squared(runs: ArrayLike, quality: Callable[[Array], float]) -> Estimate:

@@ -143,9 +143,9 @@ def is_least(found: Estimate, metric: str) -> bool:
     return found.value <= LEAST_SHOWN.get(metric, -math.inf) * (1 + ROUNDING)
 
 
-def of_evidence(one: Evidence, beside: str = "") -> str:
-    """Write the estimate of a piece, what stands beside it, its number of runs, and how many are missing."""
-    value = estimated(one.estimate, equal=one.equal) + beside
+def of_evidence(one: Evidence) -> str:
+    """Write the estimate of a piece, its number of runs, and how many are missing."""
+    value = estimated(one.estimate, equal=one.equal)
     if one.missing:
         there = f"n {one.estimate.runs} so far, " if one.estimate.runs else ""
         return f"{value}, {there}{count(one.missing, 'run')} missing"
@@ -154,16 +154,26 @@ def of_evidence(one: Evidence, beside: str = "") -> str:
     return f"{value}, n {one.estimate.runs}" if counts else value
 
 
-def in_a_line(one: Reviewed, *, expected: bool = False) -> str:
-    """Write the main estimate of a finding, with what was expected if asked for, or what it needs if it names
-    no evidence.
-    """
+def in_a_line(one: Reviewed) -> str:
+    """Write the main estimate of a finding, or what it needs if it names no evidence."""
     main = one.main
     if main is None:
         return f"needs {one.finding.needs}"
     if math.isnan(main.estimate.value):
         return "no runs yet"
-    return of_evidence(main, f" ({main.piece.expects.in_symbols()})" if expected else "")
+    return of_evidence(main)
+
+
+def beside_expected(one: Reviewed) -> str:
+    """Write the main estimate of a finding with what was expected of it, for a list of narrow lines; or what
+    is missing of it.
+    """
+    main = one.main
+    if main is None:
+        return f"needs {one.finding.needs}"
+    if main.missing:
+        return f"{count(main.missing, 'run')} missing"
+    return f"{estimated(main.estimate, equal=main.equal)} ({main.piece.expects.in_symbols()})"
 
 
 def expected(one: Evidence) -> str:
@@ -180,6 +190,11 @@ def origin(one: Evidence, before: str = "", after: str = "") -> str:
 def answer(one: Reviewed) -> str:
     """The answer in words: what was not answered may have been tested all the same."""
     return TESTED_AND_OPEN if one.tested_and_open else one.finding.answer
+
+
+def answer_in_short(one: Reviewed) -> str:
+    """The answer in at most a dozen letters, for a list of narrow lines."""
+    return {"not tested here": "not tested", TESTED_AND_OPEN: "open"}.get(said := answer(one), said)
 
 
 def tally(one: Reviewed) -> str:
@@ -199,7 +214,7 @@ def counted(findings: Iterable[Reviewed]) -> str:
     answers = Counter(one.finding.answer for one in several)
     parts = [f"{answers[answer]} {answer}" for answer in ANSWERS if answers[answer]]
     open_ = sum(one.tested_and_open for one in several)
-    tested = f" ({open_} of them {TESTED_AND_OPEN})" if open_ else ""
+    tested = f" ({open_} {TESTED_AND_OPEN})" if open_ else ""
     return f"{count(len(several), 'finding')}: {', '.join(parts)}{tested}"
 
 

@@ -6,7 +6,8 @@
 - a folder with ``regime.toml``: the runs that its ``runs.jsonl`` has so far
 - a folder with ``comparison.json``: the runs of each recipe at the rate that was chosen for it, with the dev
   scores that ``dev.jsonl`` beside it has of them
-- a file ``NAME.jsonl``: runs that were cut short, with their dev scores
+- a file ``NAME.jsonl``: runs that were cut short, with their dev scores; or, if its rows are of no run, the
+  table NAME
 """
 
 from __future__ import annotations
@@ -222,7 +223,10 @@ def read_source(name: str, roots: Sequence[Path] = (RESULTS,)) -> Source:
         if (place / COMPARISON_FILE).is_file():
             return _comparison(place / COMPARISON_FILE)
         if place.suffix == ".jsonl" and place.is_file():
-            return Source([_cut_short(row) for row in _lines(place)])
+            rows = _lines(place)
+            if all("run" in row for row in rows):
+                return Source([_cut_short(row) for row in rows])
+            return Source(tables={place.stem: rows})
     raise UserError(f"there are no results {name} below {' or '.join(map(str, roots))}")
 
 

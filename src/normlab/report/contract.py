@@ -73,7 +73,8 @@ def ledger_document(ledger: Mapping[str, Any]) -> dict[str, Any]:
 
 def _place(found: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     source: Mapping[str, Any] = sources.get(found["module"], {})
-    if not Path(source.get("file", "")).is_file():  # a library's class is named below its package
+    # a library's class is named below its package
+    if source.get("is_stand_in") or not Path(source.get("file", "")).is_file():
         source = {}
     return {
         "property": found["property"],

@@ -202,11 +202,15 @@ class DataflowRecorder(TorchFunctionMode):
             if id(module) not in self._generators:
                 self._generators[id(module)] = generators_in(module)
             generators = [*shared_generators(), *self._generators[id(module)]]
+            self.before_call(module)
             begun = self._begin(None, module, args, kwargs, generators)
             result = original(module, *args, **kwargs)
             left = values_left_on(module)
             self._record(begun, result, {p: x for p, x in left.items() if self.values.known(x) is None})
         return result
+
+    def before_call(self, module: nn.Module) -> None:
+        """What else is to be kept before a module is called."""
 
     def call_function(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function as one call, whatever it calls: an ``autograd.Function`` has its own gradient."""

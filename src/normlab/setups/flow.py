@@ -199,7 +199,8 @@ class Flow:
         more than rounding.
         """
         named = {path: p for path, p in self.model.named_parameters() if p.requires_grad}
-        with restored(Setup(self.model, self.batch, loss=self.loss_of)), eager():
+        setup = Setup(self.model, self.batch, loss=self.loss_of)
+        with restored(setup), micro_batch.found.in_place(), eager():
             drawn = [call.random_states for call in self.calls]
             values = self.values(self.model, self.batch, draws=drawn, escaped=unrepeated)
             written = {number for call in self.calls for number in call.overwritten}

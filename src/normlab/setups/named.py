@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -35,11 +36,20 @@ def sources(setup: Setup, places: Iterable[str]) -> dict[str, dict[str, str | in
     the class of a module.
 
     If a class is not in the current folder, as ``nn.Linear``, the nearest enclosing module whose class is
-    stands in for it; if there is none, the model's own class does, as a file below its package.
+    stands in for it; if there is none, the model's own class does, as a file below its package. The model's
+    class also stands in for what no function of the user's makes, such as an optimizer of torch, which
+    ``is_stand_in`` says.
     """
-    model = unwrap(setup.model)
-    functions = {n: _line(getattr(setup, n)) for n in ("loss", "step", "optimizer", "scheduler")}
-    return {place: functions.get(place) or _line_of_module(model, place) for place in places}
+    model, found = unwrap(setup.model), dict[str, dict[str, str | int]]()
+    functions = {name: _line(getattr(setup, name)) for name in ("loss", "step", "optimizer", "scheduler")}
+    for place in places:
+        if line := functions.get(place):
+            found[place] = line
+        elif place in functions:
+            found[place] = _line_of_module(model, "") | {"is_stand_in": True}
+        else:
+            found[place] = _line_of_module(model, place)
+    return found
 
 
 def _line_of_module(model: nn.Module, path: str) -> dict[str, str | int]:
@@ -53,8 +63,34 @@ def _line_of_module(model: nn.Module, path: str) -> dict[str, str | int]:
 
 def _line(code: Any) -> dict[str, str | int] | None:
     """Return the place of a function or class if it is in a file in the current folder."""
+    if isinstance(code, type):
+        return _line_of_class(code)
     with suppress(OSError, TypeError):  # no source, or built in
-        file, line = Path(inspect.getsourcefile(code) or "").resolve(), inspect.getsourcelines(code)[1]
-        if file.is_relative_to(Path.cwd()):
-            return {"file": file.relative_to(Path.cwd()).as_posix(), "line": max(line, 1)}
+        return _place(inspect.getsourcefile(code) or "", inspect.getsourcelines(code)[1])
     return None
+
+
+def _line_of_class(cls: type) -> dict[str, str | int] | None:
+    """Return the same for a class.
+
+    Its methods know their file. ``inspect`` asks the module of the class instead, which is gone if a script
+    defines it: the script ran as ``__main__``, and ``__main__`` is normlab's again.
+    """
+    for method in vars(cls).values():
+        if not inspect.isfunction(method):
+            continue
+        code = method.__code__
+        with suppress(OSError, ValueError):  # no such file, or none in Python
+            for node in ast.walk(ast.parse(Path(code.co_filename).read_bytes())):
+                if not isinstance(node, ast.ClassDef) or node.name != cls.__name__:
+                    continue
+                if node.lineno <= code.co_firstlineno <= (node.end_lineno or node.lineno):
+                    return _place(code.co_filename, node.lineno)
+    return None
+
+
+def _place(file: str, line: int) -> dict[str, str | int] | None:
+    path = Path(file).resolve()
+    if not path.is_relative_to(Path.cwd()):
+        return None
+    return {"file": path.relative_to(Path.cwd()).as_posix(), "line": max(line, 1)}

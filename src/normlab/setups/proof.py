@@ -168,7 +168,8 @@ class LaterStep:
             return other_way  # nothing says which call drew which random numbers
         draws = [call.random_states for call in (self._flow if other_way else self._later).calls]
         model, batch = self._flow.model, self._later.batch
-        with restored(Setup(model, self._flow.batch, loss=self._flow.loss_of)), eager(), torch.no_grad():
+        setup = Setup(model, self._flow.batch, loss=self._flow.loss_of)
+        with restored(setup), self._again.found.in_place(), eager(), torch.no_grad():
             try:
                 values = self._flow.values(model, batch, draws=draws, escaped=self.differing)
             except UserError as error:

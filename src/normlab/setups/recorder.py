@@ -20,6 +20,7 @@ from normlab.setups.dataflow import DataflowRecorder
 from normlab.setups.ending import Ending, EnoughSeen
 from normlab.setups.gradients import GradientWatch, parameters_of
 from normlab.setups.held_back import HeldBack
+from normlab.setups.module_state import StateWatch
 from normlab.setups.recording import (
     Escape,
     Event,
@@ -45,11 +46,19 @@ class Recorder(DataflowRecorder):
         self._scaled: dict[int, tuple[Tensor, Tensor, float]] = {}
         """What a ``GradScaler`` returned, by ``id``: itself, what was scaled, and by how much."""
         self._gradients = GradientWatch()
+        self._states = StateWatch()
         self._held_back = HeldBack(self._step_or_end)
         self._ending = Ending()
         self._is_in_backward = False
         self.is_scheduling = False
         """Whether a schedule is being made or stepped."""
+
+    def before_call(self, module: nn.Module) -> None:
+        """Keep what a module holds beside the weights that train, and of its frozen weights no more bytes
+        than the optimizers hold: so much is kept of the gradients, too.
+        """
+        trained = [p for optimizer in self.recording.optimizers for p in parameters_of(optimizer)]
+        self._states.before_call(module, sum(p.nbytes for p in trained))
 
     # ------------------------------------------------------------------------------------ backward passes
 
@@ -127,6 +136,7 @@ class Recorder(DataflowRecorder):
             made=set(self.values.made_of_none),
             sized=set(self.values.sized),
             module_names=dict(self.names.of_modules),
+            found=self._states.end_pass(),
         )
         self.recording.micro_batches.append(micro_batch)
         self.note(Event("backward", micro_batch))

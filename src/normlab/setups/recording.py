@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from normlab.errors import UserError
 from normlab.setups.arguments import LEFT, Arguments, Number, value_left_at, values_in
+from normlab.setups.module_state import ModuleState
 from normlab.setups.numbers import unfollowed
 from normlab.trace.tensors import Place
 
@@ -177,6 +178,8 @@ class MicroBatch:
     """By ``id`` of a module, what the script called it."""
     gradients: dict[int, Tensor] = field(default_factory=dict)
     """By ``id`` of the parameter: what this backward pass added to its gradient."""
+    found: ModuleState = field(default_factory=ModuleState)
+    """What its modules held before they were called."""
 
     def value(self, number: Number) -> Any:
         """Return a value as it was when it was used."""

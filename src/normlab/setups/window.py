@@ -40,6 +40,7 @@ def setup_from_recording(
     """
     recording = seen.of_optimizer(optimizer)
     window = _window_of(recording, title)
+    window[0].found.put_back()
     events = recording.events_of_first_step
     stepped = [event.subject for event in events if event.kind == "step"]
     held = {id(p) for optimizer in stepped for p in parameters_of(optimizer)}
@@ -51,12 +52,8 @@ def setup_from_recording(
     model = flows[0].model
     optimizers = _optimizers_of(model, events)
     events, by_hand = _with_clips_by_hand(recording, events, stepped)
-    if by_hand:
-        cannot["step"] = by_hand
-    if recording.steps_in_backward:
-        cannot["step"] = "optimizers are stepped inside of the backward pass, as each gradient arrives"
-    if not optimizers:
-        cannot["step"] = "the optimizer that is stepped holds none of the parameters of the model"
+    if why := _why_the_step_is_lost(recording, optimizers, by_hand):
+        cannot["step"] = why
     by_loop = [rates_by_hand(recording, optimizer) for optimizer in optimizers]
     step = WindowStep(
         flows,
@@ -117,6 +114,17 @@ def _optimizers_of(model: nn.Module, events: Sequence[Event]) -> list[Optimizer]
     steps = [event for event in events if event.kind == "step"]
     holding = [e.subject for e in steps if any(id(p) in of_model for p in parameters_of(e.subject))]
     return holding or [event.subject for event in steps if not event.has_gradients]
+
+
+def _why_the_step_is_lost(recording: Recording, optimizers: Sequence[Optimizer], by_hand: str) -> str:
+    """Return why the step as such cannot be computed again; empty if it can. ``by_hand`` says what a script
+    does to gradients that cannot be repeated.
+    """
+    if not optimizers:
+        return "the optimizer that is stepped holds none of the parameters of the model"
+    if recording.steps_in_backward:
+        return "optimizers are stepped inside of the backward pass, as each gradient arrives"
+    return by_hand
 
 
 def _with_clips_by_hand(

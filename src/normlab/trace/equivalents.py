@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -150,8 +149,7 @@ def _apart(a: Tensor, b: Tensor) -> float:
 def difference_when_loaded(step: StepUnderTest, model: nn.Module) -> tuple[str, str] | None:
     """Load the state of the exact trace's model and what it leaves out; return where and how that differs."""
     model, own = model.double() if step.is_exact else model, step.exact.model
-    state = copy.deepcopy(own.state_dict())
-    state.update(left_out(step, own))
+    state = {**own.state_dict(), **left_out(step, own)}
     try:
         result = model.load_state_dict(state, strict=False)
     except RuntimeError as error:

@@ -34,6 +34,8 @@ LEAST: Final = 64
 """Number of entries below which the size of a draw is chance."""
 MOST: Final = 2**16
 """How many entries are looked at."""
+NOT_MADE: Final = "nothing makes the model anew, as a function make in a Setup does"
+"""Why new models cannot be looked at."""
 SEEDS: Final = (101, 202)
 
 
@@ -341,7 +343,7 @@ class Fresh:
         with same_random_state(SEEDS[0]):
             made = self._made() if self._make is not None else self._configured()
         if self._make is None and made.state_dict().keys() != model.state_dict().keys():
-            raise Unknown("the model was changed after its class had made it: pass make=")
+            raise Unknown(f"the model was changed after its class had made it, and {NOT_MADE}")
         cast_alike(made, model)
         return made
 
@@ -369,7 +371,7 @@ class Fresh:
 
     def _made(self) -> nn.Module:
         if self._make is None:
-            raise Unknown("nothing says how the model is drawn: pass make=, a function that builds it")
+            raise Unknown(NOT_MADE)
         require_time()
         if not isinstance(made := self._make(), nn.Module):
             raise Unknown(f"make() returned {shown(made)}, and must return a model")

@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -260,17 +260,18 @@ def write_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Try or judge the second list of public reports.")
+def main(given: Sequence[str] | None = None, every: Mapping[str, PublicCase] = CASES) -> None:
+    """Try or judge the cases of this list, or of another one, by their names."""
+    parser = argparse.ArgumentParser(description="Try or judge a list of public reports.")
     parser.add_argument("action", choices=("try", "judge"))
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases of these names alone")
     parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="S", help="seconds of a check")
     parser.add_argument("--full", action="store_true", help="hand over a maker, a step and a schedule, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that is said of each")
     options = parser.parse_args(given)
-    if missing := set(options.only) - set(CASES):
+    if missing := set(options.only) - set(every):
         parser.error(f"no case is called {', '.join(sorted(missing))}")
-    cases = [CASES[name] for name in options.only] or list(CASES.values())
+    cases = [every[name] for name in options.only] or list(every.values())
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if options.action == "judge":

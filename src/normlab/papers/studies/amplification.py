@@ -21,8 +21,8 @@ from normlab.lab.config import ModelConfig
 from normlab.nn import ProfiledPlacement, Seq2Seq, Sublayer
 from normlab.nn.init import profile_
 from normlab.papers.artefact import Measurement
-from normlab.papers.estimate import Estimate, exponential, log_slope, mean, mean_ratio, slope
-from normlab.papers.intervals import Array, jackknife, laws, r_squared
+from normlab.papers.estimate import Estimate, exponential, jackknife, log_slope, mean, mean_ratio, slope
+from normlab.papers.intervals import Array, laws, r_squared
 from normlab.papers.lab import Lab, Row, apart, curves, having, size, subject_on
 from normlab.trace.autograd import OptimizerFactory
 

@@ -187,6 +187,8 @@ class Padding(NamedTuple):
     """The place of the mask in the batch, if it holds one."""
     pad_id: int | None
     """The id that fills up rows, if there is one."""
+    ends_texts: bool = False
+    """Whether a real token has that id, too: it fills up rows and ends texts."""
 
     @property
     def side(self) -> str:
@@ -242,18 +244,21 @@ def padding_of(facts: Facts, tokens: Tokens) -> Padding:
         if real is not None:
             fill = torch.unique(tokens.ids[~real])
             pad = int(fill[0]) if len(fill) == 1 else declared
-            return Padding(real, str(place[-1]) if place else "mask", place, pad)
+            ends_texts = bool((tokens.ids[real] == pad).any())
+            return Padding(real, str(place[-1]) if place else "mask", place, pad, ends_texts)
     tables = (m.padding_idx for m in facts.trace.model.modules() if isinstance(m, nn.Embedding))
     index = next((i for i in tables if i is not None), None)
     configured, ends = (facts.configured(f"{name}_token_id") for name in ("pad", "eos"))
     for pad, source in ((declared, "pad_id"), (index, "padding_idx"), (configured, "config")):
         if isinstance(pad, int) and (tokens.ids == pad).any():
-            real = real_tokens(tokens.ids, pad, ends=pad in (facts.declared.eos_id, ends))
+            is_end = pad in (facts.declared.eos_id, ends) or _ends_are_asked_for(facts, tokens, pad)
+            real = real_tokens(tokens.ids, pad, ends=is_end)
             if not real.all():
-                return Padding(real, source, None, pad)
+                return Padding(real, source, None, pad, is_end)
     pad = _run(tokens.ids)
     if pad is not None:
-        return Padding(real_tokens(tokens.ids, pad), "runs", None, pad)
+        is_end = _ends_are_asked_for(facts, tokens, pad)
+        return Padding(real_tokens(tokens.ids, pad, ends=is_end), "runs", None, pad, is_end)
     if declared is not None:
         raise Unknown(f"no token of the batch is padding (pad_id {declared})")
     raise Unknown(
@@ -297,6 +302,26 @@ def real_tokens(ids: Tensor, pad: int, *, ends: bool = False) -> Tensor:
     if ends or bool(filled[:, 0].all()):  # where every row begins with it, it is a start
         return ~right
     return ~(right | (left & ~filled.all(1, keepdim=True)))
+
+
+def _ends_are_asked_for(facts: Facts, tokens: Tokens, pad: int) -> bool:
+    """Return whether an entry of the batch holds targets, the tokens themselves or the next ones and one
+    value for what is ignored, that ask for the first of each run of padding and for none after it. That one
+    ends a text, which is then padded with its end.
+    """
+    real = real_tokens(tokens.ids, pad, ends=True)
+    first = real & ~real_tokens(tokens.ids, pad)
+    for place, entry in facts.entries.items():
+        targets = None if place == tokens.place else _flattened(entry.cpu(), tokens)
+        if targets is None or targets.is_floating_point():
+            continue
+        for ahead in (0, 1):
+            given, wanted = targets[:, : targets.shape[1] - ahead], tokens.ids[:, ahead:]
+            asked = F.pad(given == wanted, (ahead, 0))
+            ignored = torch.unique(given[given != wanted])
+            if len(ignored) == 1 and bool(asked[first].all()) and not asked[~real].any():
+                return bool(first.any())
+    return False
 
 
 def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | None:

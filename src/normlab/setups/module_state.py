@@ -1,0 +1,138 @@
+"""What modules hold beside the weights that train, as a pass of the model found it: buffers, frozen tensors
+and plain numbers.
+
+A script may change these between two steps, as one that balances its experts by hand does, and a module in
+each call, as a codebook of moving averages does. A recorded pass can only be computed again from what it
+found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One value of a module."""
+
+    table: dict[str, Any]
+    """The module's buffers, its parameters or its attributes."""
+    name: str
+    value: Any
+    """The object that stood there."""
+    entries: Tensor | None
+    """A copy of its entries, if it is a tensor."""
+
+    @classmethod
+    def of(cls, table: dict[str, Any], name: str) -> Entry:
+        """Keep what a module holds now under a name."""
+        value = table[name]
+        return cls(table, name, value, value.detach().clone() if isinstance(value, Tensor) else None)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the module holds the same now."""
+        now = self.table.get(self.name)
+        if self.entries is None:
+            return type(now) is type(self.value) and now == self.value
+        return now is self.value and now.shape == self.entries.shape and torch.equal(now, self.entries)
+
+    def put_back(self) -> None:
+        """Let the module hold this again."""
+        self.table[self.name] = self.value
+        if self.entries is not None:
+            # through data, as a graph that the script still holds may have saved the tensor
+            self.value.data.copy_(self.entries)
+
+
+class ModuleState:
+    """The values that modules held before a pass called them for the first time."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._entries = {(id(entry.table), entry.name): entry for entry in entries}
+        self._frozen_bytes = 0
+        """How many bytes of frozen parameters are among it."""
+
+    def keep(self, module: nn.Module, earlier: ModuleState, most_bytes: int) -> None:
+        """Keep what a module and those in it hold now. What is as it was in an ``earlier`` state is not
+        copied again, and of frozen parameters no more than ``most_bytes`` are.
+        """
+        for part in module.modules():
+            tables: list[dict[str, Any]] = [part._parameters, part._buffers, vars(part)]
+            for table in tables:
+                if not isinstance(table, dict):
+                    continue  # as in a compiled TorchScript module, which makes it anew each time
+                for name, value in table.items():
+                    if self._is_state(value, most_bytes):
+                        self._keep_entry(table, name, earlier)
+
+    def _is_state(self, value: Any, most_bytes: int) -> bool:
+        if isinstance(value, Parameter):
+            if value.requires_grad or not _can_be_copied(value):
+                return False
+            self._frozen_bytes += value.nbytes
+            return self._frozen_bytes <= most_bytes
+        if isinstance(value, Tensor):
+            return _can_be_copied(value) and not value.requires_grad
+        return type(value) in (int, float)
+
+    def _keep_entry(self, table: dict[str, Any], name: str, earlier: ModuleState) -> None:
+        key = id(table), name
+        before = earlier._entries.get(key)
+        self._entries[key] = before if before is not None and before.is_there else Entry.of(table, name)
+
+    def put_back(self) -> None:
+        """Let all modules hold this state."""
+        for entry in self._entries.values():
+            if entry.name in entry.table and not entry.is_there:
+                entry.put_back()
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let all modules hold this state inside the block, and what they hold now after it."""
+        changed = [e for e in self._entries.values() if e.name in e.table and not e.is_there]
+        now = ModuleState(Entry.of(entry.table, entry.name) for entry in changed)
+        for entry in changed:
+            entry.put_back()
+        try:
+            yield
+        finally:
+            now.put_back()
+
+
+class StateWatch:
+    """Keeps the state that each pass finds."""
+
+    def __init__(self) -> None:
+        self._earlier, self._state = ModuleState(), ModuleState()
+        self._seen: dict[int, bool] = {}
+        """By ``id`` of a module that was called in this pass: whether that was with gradients."""
+
+    def before_call(self, module: nn.Module, most_bytes: int) -> None:
+        """Keep the state of a module before its first call in a pass. Calls before the first one with
+        gradients may belong to an evaluation, after which a script may change something.
+        """
+        has_gradients = torch.is_grad_enabled()
+        if id(module) in self._seen and (self._seen[id(module)] or not has_gradients):
+            return
+        self._seen[id(module)] = has_gradients
+        self._state.keep(module, self._earlier, most_bytes)
+
+    def end_pass(self) -> ModuleState:
+        """Return the state that the pass found which ends now."""
+        self._earlier, self._state = self._state, ModuleState()
+        self._seen.clear()
+        return self._earlier
+
+
+def _can_be_copied(tensor: Tensor) -> bool:
+    is_special = tensor.is_meta or tensor.is_inference() or is_traceable_wrapper_subclass(tensor)
+    return not is_special and tensor.layout is torch.strided
