@@ -122,7 +122,7 @@ def filled_up_with_ends(*, counted_ends: int, has_mask: bool, shifted: bool) -> 
 
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("has_mask", [False, True])
-def test_the_first_of_the_ends_that_fill_a_row_may_be_counted(has_mask: bool, shifted: bool):
+def test_the_first_of_the_ends_that_fill_a_row_may_be_counted(*, has_mask: bool, shifted: bool):
     for counted_ends in (0, 1, 2):
         report = filled_up_with_ends(counted_ends=counted_ends, has_mask=has_mask, shifted=shifted)
         failures = [failure.property for failure in report.failures]

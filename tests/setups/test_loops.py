@@ -335,3 +335,40 @@ for step in range(3):
 def test_a_step_without_a_batch_is_refused(tmp_path):
     with pytest.raises(UserError, match="no batch"), recorded(tmp_path, WITHOUT_DATA):
         pass
+
+
+BY_HAND = """
+for step in range(3):
+    x = torch.randn(6, 4)
+    model.zero_grad()
+    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+    {change}
+raise RuntimeError("the script has gone on")
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]",
+        "torch.no_grad()(lambda: [p.sub_(0.1 * p.grad) for p in model.parameters()])()",
+        "[p.data.copy_(p - 0.1 * p.grad) for p in model.parameters()]",
+    ],
+)
+def test_a_step_without_an_optimizer_is_refused_before_it_is_made(tmp_path, change):
+    with (
+        pytest.raises(UserError, match=r"train\.py:\d+ changes weights by itself"),
+        recorded(tmp_path, BY_HAND.format(change=change)),
+    ):
+        pass
+
+
+def test_a_captured_step_without_an_optimizer_leaves_the_weights():
+    model = torch.nn.Linear(4, 1)
+    before = model.weight.detach().clone()
+    with normlab.capture() as captured:
+        model(torch.randn(6, 4)).pow(2).mean().backward()
+        model.weight.data.add_(model.weight.grad, alpha=-0.1)
+    with pytest.raises(UserError, match="changes weights by itself"):
+        _ = captured.setup
+    assert torch.equal(model.weight, before)

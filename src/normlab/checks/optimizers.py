@@ -160,8 +160,9 @@ def _decay(
         say = f"{len(apart)} of {len(gains)} gains are decayed, in groups without matrices ({_names(apart)})"
         yield note(apart[0].name, say)
     if among_matrices or (exempt and biases and len(biased) == len(biases)):
-        say = f"{len(among_matrices)} gains and {len(biased)} biases are decayed as matrices are"
-        yield note("optimizer", say)
+        decayed = {"gain": len(among_matrices), "bias": len(biased)}
+        listed = " and ".join(count(number, kind) for kind, number in decayed.items() if number)
+        yield note("optimizer", f"it decays {listed} as it does matrices")
 
 
 def _every_norm_decays(step: StepUnderTest, gains: Sequence[Held]) -> bool:

@@ -106,7 +106,7 @@ def capture(*, batches: int = 1, optimizer: int = 1) -> Iterator[Captured]:
         try:
             if not harvester.recording.first_window and refusal:
                 raise UserError(refusal)
-            if not harvester.recording.first_window:
+            if not harvester.recording.first_window and not harvester.recording.step_by_hand:
                 raise UserError(
                     "the block of normlab.capture() ended without a step of an optimizer after a backward "
                     "pass; call what trains in it, as in trainer.train()"

@@ -133,6 +133,8 @@ class DataflowRecorder(TorchFunctionMode):
         """Call a function of recorded values, and record it."""
         name = getattr(function, "__name__", "")
         announced = writes_to(name, args, kwargs)
+        if announced:
+            self.before_write(announced)
         parameter = args[0] if args and isinstance(args[0], nn.Parameter) else None
         if announced and all(x is parameter for x in announced):
             return function(*args, **kwargs)
@@ -208,6 +210,9 @@ class DataflowRecorder(TorchFunctionMode):
             left = values_left_on(module)
             self._record(begun, result, {p: x for p, x in left.items() if self.values.known(x) is None})
         return result
+
+    def before_write(self, tensors: Sequence[Tensor]) -> None:
+        """What else is to be done before a function writes to tensors."""
 
     def before_call(self, module: nn.Module) -> None:
         """What else is to be kept before a module is called."""

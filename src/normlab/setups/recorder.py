@@ -6,7 +6,7 @@ noted and left out, so the script goes on with the weights that it has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -59,6 +59,24 @@ class Recorder(DataflowRecorder):
         """
         trained = [p for optimizer in self.recording.optimizers for p in parameters_of(optimizer)]
         self._states.before_call(module, sum(p.nbytes for p in trained))
+
+    def before_write(self, tensors: Sequence[Tensor]) -> None:
+        """End the script where its own code is about to step: where it writes to a weight that has a
+        gradient, and no optimizer holds a weight of the model.
+        """
+        if not self.recording.micro_batches:
+            return
+        held = {id(p) for optimizer in self.recording.optimizers for p in parameters_of(optimizer)}
+        called = [call.module for call in self.recording.micro_batches[-1].calls if call.module is not None]
+        weights = [p for module in called for p in module.parameters() if p.grad is not None]
+        if any(id(p) in held for p in weights):
+            return
+        # by their memory: what is written to may be ``p.data``, another tensor of the same numbers
+        places = {p.untyped_storage().data_ptr() for p in weights}
+        if any(x.untyped_storage().data_ptr() in places for x in tensors):
+            self.recording.step_by_hand = calling_line()
+            self._active = False
+            self._ending.raise_in_script()
 
     # ------------------------------------------------------------------------------------ backward passes
 

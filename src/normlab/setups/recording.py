@@ -234,6 +234,8 @@ class Recording:
     """By ``id`` of an optimizer, the gradients when it was first stepped, by ``id`` of the parameter."""
     unseen_step: str = ""
     """Where an optimizer was stepped with gradients that no backward pass gave, if that came first."""
+    step_by_hand: str = ""
+    """Where the script's own code was about to change a weight, if it had no optimizer."""
     steps_in_backward: bool = False
     """Whether optimizers are stepped by hooks, as each gradient arrives."""
     compiled: bool = False

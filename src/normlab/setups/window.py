@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.base.units import count
-from normlab.errors import NoStepError
+from normlab.errors import NoStepError, UserError
 from normlab.setups.arguments import Number
 from normlab.setups.flow import MOST_APART, Flow, NotRepeatableError
 from normlab.setups.gradients import parameters_of
@@ -96,6 +96,12 @@ def _window_of(recording: Recording, title: str) -> list[MicroBatch]:
         raise NotRepeatableError(
             f"step in {recording.unseen_step} has gradients that no backward pass gave; compute them by "
             "loss.backward() or torch.autograd.grad(loss, parameters)"
+        )
+    if recording.step_by_hand:
+        raise UserError(
+            f"{recording.step_by_hand} changes weights by itself, and no optimizer of torch holds them; use "
+            "one, such as torch.optim.SGD, or write a function setup() that returns normlab.Setup(model, "
+            "batch, loss=…)"
         )
     window = recording.first_window
     if not window:

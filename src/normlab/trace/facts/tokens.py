@@ -244,7 +244,7 @@ def padding_of(facts: Facts, tokens: Tokens) -> Padding:
         if real is not None:
             fill = torch.unique(tokens.ids[~real])
             pad = int(fill[0]) if len(fill) == 1 else declared
-            ends_texts = bool((tokens.ids[real] == pad).any())
+            ends_texts = pad is not None and bool((tokens.ids[real] == pad).any())
             return Padding(real, str(place[-1]) if place else "mask", place, pad, ends_texts)
     tables = (m.padding_idx for m in facts.trace.model.modules() if isinstance(m, nn.Embedding))
     index = next((i for i in tables if i is not None), None)
