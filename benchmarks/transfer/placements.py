@@ -60,7 +60,7 @@ import torch
 from brown import base, cost, family
 
 import normlab
-from normlab.base.files import hold, read_json, write_json_atomic
+from normlab.base.files import read_json, write_json_atomic
 from normlab.base.units import count, duration
 from normlab.errors import UserError
 from normlab.lab.training.devices import hardware
@@ -210,23 +210,20 @@ def measure(row: Row, root: Path, until: float) -> bool:
         if time.monotonic() > until:
             raise KeyboardInterrupt
 
-    folder = root / row.name
-    folder.mkdir(parents=True, exist_ok=True)
+    if row.name in kept():
+        return True
     try:
-        with hold(folder):
-            if row.name in kept():
-                return True
-            found = normlab.transfer(
-                row.family(root),
-                steps=STEPS[row.axis],
-                seeds=SEEDS[row.axis],
-                seed=row.plan["seed"],
-                budget_s=AMPLE_S,
-                folder=folder,
-                progress=progress,
-            )
-            if not found.ended_by:
-                keep(row, found)
+        found = normlab.transfer(
+            row.family(root),
+            steps=STEPS[row.axis],
+            seeds=SEEDS[row.axis],
+            seed=row.plan["seed"],
+            budget_s=AMPLE_S,
+            folder=root / row.name,
+            progress=progress,
+        )
+        if not found.ended_by:
+            keep(row, found)
     except UserError as error:  # as where another process has the row
         print(f"{row.name}: {error}", flush=True)
         return True

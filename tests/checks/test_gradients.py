@@ -525,3 +525,11 @@ def test_a_part_of_a_matrix_may_be_as_long_as_the_rows():
     report = report_of("gradients", model=model, batches=ids)
     assert first(report) == ("gradients", "blocks.1.qkv.weight")
     assert f"rows {DIM} to {2 * DIM - 1}" in report.failures[0].evidence
+
+
+@pytest.mark.parametrize("pattern", ["spare.*", "*"])
+def test_what_is_declared_frozen_together_with_what_trains_needs_a_gradient(pattern: str):
+    model = Decoder(0.0)
+    model.spare = nn.Linear(DIM, DIM)
+    report = report_of("gradients", model=model, declare={"frozen": [pattern]})
+    assert first(report) == (("", "") if pattern == "spare.*" else ("gradients", "spare.weight"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -114,3 +115,49 @@ def test_an_entry_among_others_is_found():
 
     facts = StepUnderTest(Setup(Reads(not_below_zero), batch, loss)).facts
     assert facts.tokens.place == ("ids",)
+
+
+class MaskedInputs(Decoder):
+    """Gives ids below 0, which stand for no token, a vector of zeros."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids.clamp(min=0)) * (ids >= 0)[..., None]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("own_copy", [False, True])
+def test_tokens_that_are_neither_seen_nor_asked_for_are_lost(*, own_copy: bool):
+    def loss(model: nn.Module, stored: Tensor) -> Tensor:
+        ids = stored.long()
+        labels = ids[:, 1:].clone() if own_copy else ids[:, 1:]
+        labels[:, :3] = -100
+        return F.cross_entropy(model(ids[:, :-1]).transpose(1, 2), labels)
+
+    report = report_of("reach", model=MaskedInputs(0.0), batches=tokens().int(), loss=loss)
+    assert report.ok is own_copy
+    if not own_copy:
+        assert report.failures[0].property == "reach"
+
+
+class Repeats(nn.Module):
+    """A decoder that also reads a source."""
+
+    def __init__(self):
+        super().__init__()
+        self.decoder, self.source = Decoder(0.0), nn.Embedding(VOCAB, VOCAB)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.decoder(target) + self.source(source).mean(1, keepdim=True)
+
+
+def test_where_a_source_is_repeated_the_text_that_goes_on_is_judged():
+    def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+        logits = model(given["source"], given["target"][:, :-1])
+        return F.cross_entropy(logits.transpose(1, 2), given["target"][:, 1:])
+
+    ids = tokens()
+    given: dict[str, Any] = {"source": ids, "target": F.pad(ids, (1, 0), value=0)}
+    report = report_of("targets", "causality", model=Repeats(), batches=given, loss=loss)
+    assert report.holds == ("targets", "causality")

@@ -287,6 +287,24 @@ def test_a_head_whose_targets_are_shifted_wrongly_is_named(
     assert f"head {which} of {len(distances)}" in report.failures[0].evidence
 
 
+@pytest.mark.parametrize("by_main", [False, True])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_further_head_that_is_divided_by_the_targets_of_the_main_one_is_named(by_main: Any, is_padded: Any):
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        asked = [ahead(d)(ids.masked_fill(ids == 0, -100)) for d in (1, 2)]
+        sums = [
+            F.cross_entropy(z.transpose(1, 2), y, ignore_index=-100, reduction="sum")
+            for z, y in zip(model(ids), asked, strict=True)
+        ]
+        counts = [int((y >= 0).sum()) for y in asked]
+        return sums[0] / counts[0] + 0.3 * sums[1] / counts[0 if by_main else 1]
+
+    batch = padded()[0] if is_padded else tokens()
+    report = report_of("reduction", model=Further(2, in_sequence=False), batches=batch, loss=loss)
+    # where all rows are full, the heads differ by one factor
+    assert [v.property for v in report.failures] == (["reduction"] if by_main and is_padded else [])
+
+
 class BothWays(Decoder):
     """Reads a text forwards and, with blocks of its own, backwards."""
 

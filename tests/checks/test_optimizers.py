@@ -244,6 +244,33 @@ def test_matrices_are_spared_by_kind_or_by_mistake(also: str):
     assert bool(report.notes) is not bool(also)
 
 
+class Pooled(Decoder):
+    """Mixes tokens by torch's own attention, which holds the matrix of queries, keys and values itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(DIM, 3 * DIM)  # of the same size as that matrix
+        self.down = nn.Linear(3 * DIM, DIM)
+        self.pool = nn.MultiheadAttention(DIM, 2, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        x = x + self.down(self.up(x).relu())
+        later = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
+        return self.head(self.norm(x + self.pool(x, x, x, attn_mask=later, need_weights=False)[0]))
+
+
+@pytest.mark.parametrize("also", ["", "up.weight"])
+def test_matrices_that_no_linear_map_holds_may_be_spared_alike(also: str):
+    torch.manual_seed(0)
+    model = Pooled()
+    maps = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    decayed = {f"{n}.weight" for n in maps} - {also}
+    report = report_of("groups", model=model, optimizer=split(model, lambda n: n in decayed))
+    assert first(report) == (("groups", also) if also else ("", ""))
+    assert [n.module for n in report.notes] == ([] if also else ["pool.in_proj_weight"])
+
+
 def test_biases_of_norms_may_be_spared_and_those_of_maps_decay():
     report = with_optimizer(lambda m: split(m, lambda n: "norm" not in n), "groups")
     assert report.ok

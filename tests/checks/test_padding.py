@@ -227,3 +227,27 @@ def test_without_padding_there_is_nothing_to_add():
     whole = {"ids": ids, "mask": torch.ones(ROWS, LENGTH)}
     report = report_of("padded_loss", model=Reader(), batches=whole, loss=loss_of)
     assert set(report.untestable) == {"padded_loss"}
+
+
+class Rewards(Reader):
+    """Gives a row the number of one of its tokens, as a reward model does."""
+
+    def __init__(self, behind: int):
+        super().__init__()
+        self.behind = behind
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        end = (mask.sum(1) - 1 + self.behind).clamp(max=ids.shape[1] - 1)
+        return super().forward(ids, mask).mean(-1).gather(1, end[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_one_number_of_a_row_alone_is_compared(behind: int):
+    """Of a row that is cut to its tokens, the model gives a single number."""
+    report = report_of(
+        "padding",
+        model=Rewards(behind),
+        batches=batch(),
+        loss=lambda model, given: model(**given).square().mean(),
+    )
+    assert first(report) == (("padding", "") if behind else ("", ""))

@@ -318,3 +318,26 @@ def test_a_plain_step_compares_nothing():
 def test_a_model_that_also_runs_without_gradients_keeps_its_stream():
     report = report_of("residual", "derivative", model=Decoder(0.0), loss=with_itself(clipped))
     assert set(report.holds) == {"residual", "derivative"}
+
+
+def drawn_factors(kind: str) -> nn.Module:
+    """A frozen decoder with adapters whose second factors are drawn, trained, or taken off the matrix."""
+    model, draw = WithAdapters(), torch.Generator().manual_seed(0)
+    for block in model.blocks:
+        adapted, rank = block.up, 6
+        left, sizes, right = torch.linalg.svd(adapted.layer.weight.data, full_matrices=False)
+        adapted.up.data, adapted.down.data = left[:, :rank] * sizes[:rank], right[:rank]
+        if kind == "taken off the matrix":
+            adapted.layer.weight.data -= adapted.up.data @ adapted.down.data
+            continue
+        adapted.down.data = torch.randn(adapted.down.shape, generator=draw)
+        adapted.up.data = torch.randn(adapted.up.shape, generator=draw)
+        if kind == "trained":
+            adapted.up.data += 2 * adapted.up.data[:, :1]
+    return model
+
+
+def test_adapters_of_which_both_factors_are_drawn_start_from_another_model():
+    assert first(report_of("adapters", model=drawn_factors("drawn"))) == ("adapters", "blocks.0.up.up")
+    for kind in ("trained", "taken off the matrix"):
+        assert set(report_of("adapters", model=drawn_factors(kind)).untestable) == {"adapters"}

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     CosineAnnealingWarmRestarts,
     CyclicLR,
+    ExponentialLR,
     LambdaLR,
     LinearLR,
     OneCycleLR,
@@ -268,6 +269,51 @@ def test_a_schedule_that_begins_anew_beside_an_optimizer_that_does_not_is_noted(
     report = report_of("schedule", **resumed(with_schedule=with_schedule))
     assert report.ok
     assert [note.module for note in report.notes] == ([] if with_schedule else ["scheduler"])
+
+
+FALLING = {
+    "lambda": lambda o, share: LambdaLR(o, lambda i: share * max(0.0, 1 - i / 100)),
+    "cycle": lambda o, share: OneCycleLR(o, share * 1e-3, total_steps=100),
+    "several": lambda o, share: SequentialLR(
+        o, [LinearLR(o, 0.1 * share, share, total_iters=10), ExponentialLR(o, 0.9)], [10]
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "failing", "noted"),
+    [
+        ("lambda", 1.0, 0, 0),
+        ("cycle", 1.0, 0, 0),
+        ("several", 1.0, 0, 1),  # has no closed form, which would tell what its rates were
+        ("lambda", 0.5, 1, 0),
+        ("cycle", 0.5, 1, 0),
+    ],
+)
+def test_the_peak_of_a_schedule_that_is_resumed_may_lie_behind(
+    kind: str, share: float, failing: int, noted: int
+):
+    torch.manual_seed(0)
+    model = Decoder()
+    optimizer = groups(model)
+    scheduler = FALLING[kind](optimizer, share)
+    for _ in range(40):
+        sound(model, tokens(), optimizer, scheduler)
+    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": sound}
+    report = report_of("schedule", **given, lr=1e-3, declare={"steps": 100})
+    assert (len(report.failures), len(report.notes)) == (failing, noted)
+
+
+def test_a_schedule_that_is_resumed_must_last_for_the_steps_that_are_left():
+    torch.manual_seed(0)
+    model = Decoder()
+    optimizer = groups(model)
+    scheduler = OneCycleLR(optimizer, 1e-3, total_steps=60)
+    for _ in range(40):
+        sound(model, tokens(), optimizer, scheduler)
+    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": sound}
+    assert report_of("schedule", **given, declare={"steps": 60}).ok
+    assert not report_of("schedule", **given, declare={"steps": 100}).ok
 
 
 def test_a_schedule_that_the_step_leaves_alone_may_count_something_else():

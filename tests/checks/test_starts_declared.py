@@ -125,8 +125,8 @@ def test_a_file_declares_words_and_starts(tmp_path):
 @each(
     ("content", "words"),
     [
-        (None, "cannot be read as TOML"),
-        ("tied = ", "cannot be read as TOML"),
+        (None, "there is no file"),
+        ("tied = ", "is not TOML"),
         ("teid = true", "did you mean 'tied'"),
         ("tied = 3", "True or False"),
         ("[ffn_out]\nstd = -1", "give a number"),

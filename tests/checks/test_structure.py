@@ -335,6 +335,21 @@ def test_blocks_out_of_order_or_idle_fail(order: tuple[int, ...], place: str):
     assert first(report_of("residual", model=model)) == ("residual", place)
 
 
+@pytest.mark.parametrize(
+    ("order", "is_frozen", "is_named"),
+    [((0, 1, 2), True, False), ((0, 1, 2), False, True), ((0, 1, 3), True, True)],
+)
+def test_features_of_a_frozen_stack_may_be_taken_before_its_end(
+    order: tuple[int, ...], is_frozen: Any, is_named: Any
+):
+    model = Ordered()
+    model.order = order
+    model.blocks.requires_grad_(not is_frozen)
+    report = report_of("residual", model=model)
+    assert bool(report.failures) is is_named
+    assert [note.module for note in report.notes] == ([] if is_named else ["blocks.3"])
+
+
 def test_blocks_that_all_read_the_embedding_fail():
     assert first(report_of("residual", model=EachReadsTheEmbedding())) == ("residual", "blocks.1")
 

@@ -34,6 +34,44 @@ def test_every_input_that_moves_nothing_is_named():
     assert [v.module for v in report.failures] == ["high", "low"]
 
 
+class Table(nn.Module):
+    """Maps columns of features, which lie side by side, each by a matrix of its own."""
+
+    def __init__(self, *starts: int, by_sum: bool = False):
+        super().__init__()
+        self.starts, self.by_sum = starts, by_sum
+        self.maps = nn.ModuleList(nn.Linear(4, DIM) for _ in starts)
+        self.head = nn.Linear(DIM, 3)
+
+    def forward(self, features: Tensor) -> Tensor:
+        parts = (features[..., i : i + 4] for i in self.starts)
+        x = sum(f(part) for f, part in zip(self.maps, parts, strict=True))
+        x = x + features.sum(-1, keepdim=True) if self.by_sum else x
+        x = x.mean(1) if x.ndim > 2 else x
+        return self.head(x.tanh())
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (lambda: Table(0, 4, 8), False),
+        (lambda: Table(0, 0, 0), True),
+        (lambda: Table(0, 8), True),
+        (lambda: Table(0, by_sum=True), False),  # what no map reads may be read in another way
+    ],
+)
+@pytest.mark.parametrize("frames", [(), (5,)])
+def test_features_that_nothing_reads_beside_others_are_named(model: Any, named: Any, frames: tuple[int, ...]):
+    draw = torch.Generator().manual_seed(0)
+    batch = {"features": torch.randn(6, *frames, 12, generator=draw), "labels": torch.arange(6) % 3}
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch["features"]), batch["labels"])
+
+    report = report_of("inputs", model=model(), batches=batch, loss=loss)
+    assert [v.module for v in report.failures] == (["features"] if named else [])
+
+
 class PackedAttention(Attending):
     """Attention within documents, whose numbers the model sets before it runs."""
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from cases import each
+from normlab.base.files import reserved
 from normlab.cli.main import INTERRUPTED, main
 
 TRAIN = """
@@ -105,3 +106,43 @@ def test_what_is_wrong_is_one_sentence_and_exit_code_2(here, capsys, words, hint
     err = capsys.readouterr().err
     assert hint in err
     assert "Traceback" not in err
+
+
+SLOW = """
+import os, time
+from {module} import *
+
+def slow(seed=0):
+    def step(model, batch, optimizer, scheduler):
+        time.sleep(float(os.environ["SECONDS_OF_A_STEP"]))
+        optimizer.zero_grad()
+        value = loss(model, batch)
+        value.backward()
+        optimizer.step()
+        return value
+    return {{**setup(seed), "step": step}}
+"""
+
+
+def test_equal_commands_with_steps_give_equal_answers_on_a_slower_machine(here, capsys, monkeypatch):
+    (here / "slow_trial_of_this_test.py").write_text(SLOW.format(module=FILE.removesuffix(".py")))
+    monkeypatch.syspath_prepend(str(here))
+    answers = []
+    for seconds in ("0", "0.004"):
+        monkeypatch.setenv("SECONDS_OF_A_STEP", seconds)
+        assert main(["trial", "slow_trial_of_this_test.py:slow", "--steps", "16", "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    for answer in answers:
+        assert answer["ended_by"] == ""
+        for trial in answer["trials"]:
+            trial.pop("seconds")
+    assert answers[0]["trials"] == answers[1]["trials"]
+    assert answers[0]["lines"] == answers[1]["lines"]
+    sys.modules.pop("slow_trial_of_this_test", None)
+
+
+def test_a_second_process_in_the_folder_of_trials_is_refused(here, capsys):
+    with reserved(here / "kept"):
+        assert main(["trial", f"{FILE}:setup", *BRIEF, "--folder", "kept"]) == 2
+    assert "another process is at work in kept" in capsys.readouterr().err
+    assert not (here / "kept" / "trials.jsonl").exists()

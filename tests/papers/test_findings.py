@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import pytest
 
+from normlab.base.files import read_toml
 from normlab.diagnosis.studies.gradients import MATRICES
 from normlab.papers import ARTEFACTS
 from normlab.papers.effects import EFFECTS
 from normlab.papers.finding import ANSWERS, PAPERS, faults, own_findings, reviewed
-from normlab.papers.regimes import REGIME_FILE, RESULTS, Run, read_book, read_toml
+from normlab.papers.regimes import REGIME_FILE, RESULTS, Run, read_book
 
 FINDINGS = own_findings()
 BOOK = read_book()

@@ -105,7 +105,7 @@ def test_the_page_of_a_run_shows_both_and_escapes_them(tmp_path):
 def test_a_page_says_how_many_steps_were_watched_and_how_many_measured(tmp_path):
     file = tmp_path / "watch.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows()))
-    file.with_suffix(".flight.json").write_text(json.dumps({"steps": 30, "losses": 30}))
+    file.with_suffix(".flight.json").write_text(json.dumps({"reports": [], "steps": 30, "losses": 30}))
     html = write_probes_page(file, tmp_path / "watch.html").read_text()
     assert "30 steps watched" in html
     assert "3 measured steps" in html

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import normlab
+from normlab.base.files import hold
 from normlab.errors import UserError
 from normlab.scaling import coordinates
 from normlab.scaling.family import family_of
@@ -130,7 +131,7 @@ def test_a_row_that_is_stopped_goes_on_and_is_kept(
 def test_a_row_that_another_process_has_is_left_to_it(small: Any, tmp_path: Path):
     row = small.ROWS[0]
     (folder := tmp_path / row.name).mkdir(parents=True)
-    with small.hold(folder):
+    with hold(folder):
         assert small.measure(row, tmp_path, until=float("inf"))
     assert not (folder / "trials.jsonl").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import normlab
+from normlab.base.files import reserved
 from normlab.errors import UserError
 from normlab.lab.config import Config, ModelConfig
 from normlab.lab.sized import resized, sized
@@ -404,3 +406,20 @@ def test_a_function_is_built_at_the_size_and_from_the_seed():
     assert one.weight.shape == (8,)
     assert torch.equal(one.weight, same.weight)  # type: ignore[attr-defined]
     assert not torch.equal(one.weight, other.weight)  # type: ignore[attr-defined]
+
+
+def test_a_budget_without_limit_gives_the_same_answer_at_any_speed(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(coordinates, "SHARE", 0.1)
+
+    def slower(seconds: float) -> None:
+        clock.go(1e6 * seconds)
+
+    answers = [asked(slowly(go), widths=(4, 8), budget_s=math.inf) for go in (clock.go, slower)]
+    assert tried(answers[0]) == tried(answers[1])
+    assert [one.ended_by for one in answers] == ["", ""]
+
+
+def test_a_second_process_in_the_folder_is_refused(tmp_path: Path):
+    with reserved(tmp_path), pytest.raises(UserError, match="another process is at work in"):
+        asked(folder=tmp_path)

@@ -52,7 +52,7 @@ def test_a_file_that_ends_anywhere_is_continued_to_the_same_answer(tmp_path: Pat
 
 def test_every_line_is_json_and_nothing_else_is_in_the_folder(tmp_path: Path):
     answer(tmp_path, rates=[0.02, 1e30])
-    assert [p.name for p in tmp_path.iterdir()] == ["trials.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lock", "trials.jsonl"]
     rows = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
     assert "setup" in rows[0]
 

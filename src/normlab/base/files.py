@@ -1,4 +1,4 @@
-"""Regular files that no reader sees half-written, and locks that reserve a run folder for one process."""
+"""Regular files that no reader sees half-written, and locks that reserve a folder for one process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import stat
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -64,6 +65,18 @@ def read_json(path: Path) -> Any:
         return parsed(text)
     except UserError as error:
         raise UserError(f"{path} is {error}; mend or delete it") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file. Raises UserError with the reason if it is none, or is not there."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a number of thousands of digits
+        raise UserError(f"{path} is not TOML: {error}") from error
+    except RecursionError:
+        raise UserError(f"{path} is not TOML: lists or tables inside one another, thousands deep") from None
 
 
 def sha256_of(path: Path) -> str:
@@ -186,6 +199,21 @@ class RunBusyError(UserError):
 
 
 @contextmanager
+def reserved(folder: str | Path | None) -> Generator[None]:
+    """Make the folder in which a command keeps its work, and keep other processes out of it until the end of
+    the block: two at once would each read only a part of what the other keeps. None is no folder.
+
+    Raises RunBusyError if a process is in it.
+    """
+    if folder is None:
+        yield
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with hold(Path(folder)):
+        yield
+
+
+@contextmanager
 def hold(folder: Path) -> Generator[None]:
     """Keep other processes out of a folder; the file ``lock`` in it names the holder.
 
@@ -252,7 +280,7 @@ def _take(file: TextIO, folder: Path) -> None:
 def _busy(folder: Path, holder: str) -> str:
     host, _, process = holder.partition(" ")
     who = f" (process {process} on {host})" if process else ""
-    return f"another process is training {folder}{who}; wait for it, or stop it and try again"
+    return f"another process is at work in {folder}{who}; wait for it, or stop it and try again"
 
 
 def _holder_of(path: Path) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, field
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from annotated_types import Ge, Gt, Lt
 
@@ -159,11 +159,12 @@ def _argument(name: str, value: Any, kind: Any) -> Any:
     raise UserError(f"{place} must be {allowed}, got {_shown(wrong[0]['input'])}{advice}")
 
 
-def from_plain(kind: Any, content: Any, where: str = "") -> Any:
+def from_plain(kind: Any, content: Any, where: str = "", *, more: bool = False) -> Any:
     """Build ``kind`` from dicts, lists and scalars; absent fields take their defaults.
 
     Raises UserError with the place, below ``where``, if a key is unknown (with the nearest known one), if a
-    field without a default is missing, or if a value has another type or is out of range.
+    field without a default is missing, or if a value has another type or is out of range. With ``more``, keys
+    that ``kind`` has not are left to others.
     """
     from pydantic import ValidationError
 
@@ -171,7 +172,7 @@ def from_plain(kind: Any, content: Any, where: str = "") -> Any:
     if wrong := _UNUSABLE.search(text):
         raise UserError(f"text must be without NUL and halves of surrogate pairs, got {wrong[0]!a}")
     try:
-        return _adapter(kind).validate_json(text)[0]
+        return _adapter(kind, "ignore" if more else "forbid").validate_json(text)[0]
     except ValidationError as error:
         errors = error.errors(include_url=False)
     spelt = [e["loc"] for e in errors if e["type"] == "float_type" and e["input"] in NOT_FINITE]
@@ -182,18 +183,18 @@ def from_plain(kind: Any, content: Any, where: str = "") -> Any:
     for *outer, last in spelt:
         inner = functools.reduce(lambda place, key: place[key], outer, content)
         inner[last] = float(inner[last])
-    return from_plain(kind, content[0], where)
+    return from_plain(kind, content[0], where, more=more)
 
 
 @functools.cache
-def _adapter(kind: Any) -> Any:
+def _adapter(kind: Any, extra: Literal["ignore", "forbid"] = "forbid") -> Any:
     """Return a validator of one value in a tuple: a dataclass by itself would ignore the configuration.
 
     Text of limited length must be text that UTF-8 can hold.
     """
     from pydantic import ConfigDict, TypeAdapter
 
-    strict = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, str_max_length=2**31)
+    strict = ConfigDict(strict=True, extra=extra, arbitrary_types_allowed=True, str_max_length=2**31)
     return TypeAdapter(tuple[kind], config=strict)
 
 
@@ -217,11 +218,18 @@ def _inside(place: str, key: str | int) -> str:
 
 def _fields(kind: Any, path: Sequence[str | int]) -> Sequence[str]:
     """Return the fields of the dataclass at a path below ``kind``."""
+    kind = _innermost(kind)
     for key in path:
-        kind = typing.get_type_hints(kind).get(str(key), kind)  # keys of lists and dicts are no fields
-        while inner := typing.get_args(kind):  # of a list, a dict or an optional value
-            kind = next(k for k in reversed(inner) if k not in (..., types.NoneType))
+        if dataclasses.is_dataclass(kind):  # keys of lists and dicts are no fields
+            kind = _innermost(typing.get_type_hints(kind).get(str(key), kind))
     return [f.name for f in dataclasses.fields(kind)]
+
+
+def _innermost(kind: Any) -> Any:
+    """Return the kind of what is in a list, in a dict, or in an optional value."""
+    while inner := typing.get_args(kind):
+        kind = next(k for k in reversed(inner) if k not in (..., types.NoneType))
+    return kind
 
 
 def _allowed(wrong: Any) -> str:

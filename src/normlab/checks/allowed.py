@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from normlab.base.files import read_toml
 from normlab.checks.property import require_property
 from normlab.errors import UserError, nearest
 
@@ -35,10 +35,7 @@ def allowed_here(folder: Path) -> tuple[str, ...]:
 
 
 def _table(file: Path) -> Mapping[str, Any]:
-    try:
-        table: Any = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{file} cannot be read as TOML: {error}") from error
+    table: Any = read_toml(file)
     for name in TABLE:
         table = table.get(name, {})
         if not isinstance(table, dict):

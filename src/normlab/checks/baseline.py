@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from torch import nn
 
 from normlab.base.files import read_json
+from normlab.base.io import Amount, Count, from_plain, to_plain
 from normlab.checks.property import Violation
 from normlab.errors import UserError
 from normlab.trace.starts import Start
@@ -18,6 +20,17 @@ Baseline = Mapping[str, Mapping[str, Any]]
 """What a baseline keeps of each parameter, by path."""
 KEPT: Final = ("shape", "dtype", "trainable", "tied")
 ADVICE: Final = "if this is meant, write a new baseline: --json > baseline.json"
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a baseline keeps of one parameter."""
+
+    shape: tuple[Count, ...]
+    dtype: str
+    trainable: bool
+    tied: str
+    rms: Amount
 
 
 def parameters_of(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -40,15 +53,14 @@ def read_baseline(path: Path) -> Baseline:
     """Read the parameters from the JSON of a check. Raises UserError if it has none."""
     content = read_json(path)
     rows = content.get("parameters") if isinstance(content, dict) else None
-    form = isinstance(rows, dict) and all(
-        isinstance(row, dict) and {*KEPT, "rms"} <= row.keys() and isinstance(row["rms"], (int, float))
-        for row in rows.values()
-    )
-    if not form or not rows:
-        raise UserError(
-            f"{path} holds no parameters of a check; write one: normlab check … --json > {path.name}"
-        )
-    return rows
+    advice = f"write one: normlab check … --json > {path.name}"
+    if not rows:
+        raise UserError(f"{path} holds no parameters of a check; {advice}")
+    try:
+        kept: dict[str, _Kept] = from_plain(dict[str, _Kept], rows, "parameters", more=True)
+    except UserError as error:
+        raise UserError(f"{path} holds no parameters of a check: {error}; {advice}") from error
+    return {name: to_plain(row) for name, row in kept.items()}
 
 
 def changed_parameters(model: nn.Module, before: Baseline) -> Iterator[Violation]:

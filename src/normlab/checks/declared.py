@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, replace
@@ -15,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from normlab.base.extras import extra_for, what_to_install
+from normlab.base.files import read_toml
 from normlab.diagnosis import Structure, read_structure
 from normlab.diagnosis.block import layer_of
 from normlab.diagnosis.subject import Subject
@@ -76,9 +76,9 @@ def resolved_init(setup: Setup) -> Setup:
 def _read_declaration(path: Path) -> tuple[dict[str, Any], Entries]:
     """Read from TOML the fields of a ``Declaration``, and a table for each role or glob of parameters."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path} cannot be read as TOML: {error}; {FORM}") from error
+        content = read_toml(path)
+    except UserError as error:
+        raise UserError(f"{error}; {FORM}") from error
     entries = {name: value for name, value in content.items() if isinstance(value, dict)}
     words = {name: value for name, value in content.items() if name not in entries}
     if "truncated_at" in words:  # of every draw

@@ -19,6 +19,7 @@ from normlab.trace.autograd import gradients_in
 from normlab.trace.compare import distance
 from normlab.trace.equivalents import with_more_padding
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.drawn import predicts_from_a_code
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import (
     CLOSE,
@@ -48,7 +49,8 @@ SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: BACKWARDS
 )
 def targets(step: StepUnderTest) -> Answers:
     """Each target is the token right after the last one that its prediction sees, or its row's label; heads
-    that see equally far may ask for further tokens besides.
+    that see equally far may ask for further tokens besides, and what sees only a code of its row for all of
+    them.
     """
     facts, asked = step.facts, step.facts.targets
     shift = facts.shift if asked.ids.ndim == 2 else None
@@ -86,6 +88,8 @@ def _not_next(step: StepUnderTest) -> Answers:
     heads = [head for scored in step.facts.heads if (head := _head(step, scored)) is not None]
     begun = {head.sight for head in heads if head.is_next}
     wrong = [h for h in heads if not h.is_next and (h.ahead <= h.sight or h.sight not in begun)]
+    if wrong and wrong[0].ahead <= wrong[0].sight and _predicts_from_a_code(step):
+        return
     for head in wrong[:1]:
         of_head = f" of head {heads.index(head) + 1} of {len(heads)}" if len(heads) > 1 else ""
         share = step.facts.shift_rates_of(head.asked)[head.ahead]
@@ -101,6 +105,11 @@ def _not_next(step: StepUnderTest) -> Answers:
             why = SHIFTS.get(head.ahead, "they are too far ahead")
             advice = "shift exactly once: the prediction at t is for the token at t + 1"
             yield fail("loss", f"{say}: {why}", advice)
+
+
+def _predicts_from_a_code(step: StepUnderTest) -> bool:
+    """Return whether the logits know of the tokens only what a code of the row holds."""
+    return predicts_from_a_code(step.exact, step.facts.tokens, step.facts.scored_places)
 
 
 def _head(step: StepUnderTest, scored: tuple[Logits, Targets]) -> _Head | None:
@@ -137,7 +146,8 @@ def _reads_frozen_model(step: StepUnderTest) -> bool:
 def _elsewhere(step: StepUnderTest) -> Answers:
     """If the targets are not tokens at one distance, they may be classes of the same rows in the batch."""
     facts, ids, counted = step.facts, step.facts.targets.ids, step.facts.targets.counted
-    if ids.ndim == 2 and 2 * facts.shift_rates[0] > 1 and step.sees(0):
+    most_are_inputs = ids.ndim == 2 and 2 * facts.shift_rates[0] > 1
+    if most_are_inputs and step.sees(0) and not _predicts_from_a_code(step):
         say = f"{facts.shift_rates[0]:.0%} of the targets are the input at their place, which the model sees"
         yield fail("loss", say, "count only what the input hides, or shift the labels by one")
     for ahead in (1, 0, 2) if ids.ndim == 2 else ():
@@ -158,9 +168,9 @@ def _elsewhere(step: StepUnderTest) -> Answers:
     raise Unknown("the targets are neither tokens of the batch nor labels that it holds")
 
 
-@property_of("loss", explains=["initial_loss", "overfit", "padded_loss"], passes=1, uses=OTHER_BATCHES)
+@property_of("loss", explains=["initial_loss", "overfit", "padded_loss"], passes=2, uses=OTHER_BATCHES)
 def counted(step: StepUnderTest) -> Answers:
-    """The loss leaves out padding and what labels hide, but counts the token that ends a text."""
+    """The loss leaves out padding, what labels hide and places of images, but counts the end of a text."""
     if (real := step.facts.real_frames) is not None:
         yield from _reads_padding(step, real)
     if step.facts.real_frames is None or step.facts.sources:
@@ -170,6 +180,7 @@ def counted(step: StepUnderTest) -> Answers:
 def _counts_tokens(step: StepUnderTest) -> Answers:
     """Padding among the counted tokens, and ends of texts that are not counted."""
     yield from _hidden(step)
+    yield from _keeping_places(step)
     facts, asked, shift = step.facts, step.facts.targets, step.facts.shift or 0
     entry, ahead = facts.tokens.entry, shift + facts.offset
     ends = {facts.declared.eos_id, facts.configured("eos_token_id")} - {None}
@@ -200,6 +211,18 @@ def _counts_tokens(step: StepUnderTest) -> Answers:
         yield fail("loss", say, "count the label of the first end token, even if that is the padding's id")
     if shift and (left := int((asked.ahead(real, ahead) & ~asked.counted).sum())):
         yield note("loss", f"{left} targets that are not padding are not counted")
+
+
+def _keeping_places(step: StepUnderTest) -> Answers:
+    """Counted targets that are no words, but ids in whose places the model reads something else."""
+    asked = step.facts.targets
+    if step.facts.shift is None:  # other classes may have the same numbers
+        return
+    ids = torch.tensor(step.facts.placeholders(step.facts.tokens), dtype=asked.ids.dtype)
+    if bad := int((asked.counted & torch.isin(asked.ids, ids)).sum()):
+        say = f"{bad} of {int(asked.counted.sum())} counted targets only keep places"
+        what = "for something else that the model reads there, such as an image"
+        yield fail("loss", f"{say} {what}", "ignore their labels (-100)")
 
 
 def _reads_padding(step: StepUnderTest, real: Tensor) -> Answers:
@@ -278,6 +301,7 @@ def reduction(step: StepUnderTest) -> Answers:
             yield note("loss", over_all)
         elif not near(total, 1):
             yield from _sum_over_positions(step, near)
+        yield from _of_further_heads(step)
         return
     each = total / count
     if len(factors(step)) > 1:
@@ -296,6 +320,29 @@ def reduction(step: StepUnderTest) -> Answers:
         yield from notes
     else:
         yield note("loss", f"its weights add up to {total:.4g}, of half the rows to {ratio:.4g} of that")
+
+
+def _of_further_heads(step: StepUnderTest) -> Answers:
+    """Heads that look further ahead than the main one, and are divided by its number of targets: theirs are
+    fewer, by as many as there are ends of texts, and not by one share.
+    """
+    facts, half = step.facts, step.facts_of_half
+    if half is None or not facts.sources or facts.shift is None:
+        return
+    main, main_half = facts.targets, half.targets
+    halves = {logits.where: asked for logits, asked in half.heads}
+    for number, (logits, asked) in enumerate(facts.heads, start=1):
+        part, shift = halves.get(logits.where), facts.shift_of(asked)
+        if part is None or shift is None or shift <= facts.shift:
+            continue
+        near = partial(isclose, rel_tol=max(asked.rounding, part.rounding))
+        ratio = float(part.weight.sum()) / float(asked.weight.sum())
+        counts = [int(x.counted.sum()) for x in (asked, part, main, main_half)]
+        share, share_of_main = counts[1] / counts[0], counts[3] / counts[2]
+        if not near(ratio, 1) and near(ratio, share / share_of_main):
+            say = f"the {counts[0]} targets of head {number}, which looks {shift} ahead, are divided by the "
+            say += f"{counts[2]} of the main head: half of the rows weigh {ratio:.4g} times as much as all"
+            yield fail("loss", say, "divide each head by the number of its own targets")
 
 
 def _is_divided_by_places(step: StepUnderTest, near: Callable[[float, float], bool]) -> bool:

@@ -152,10 +152,11 @@ def _decay(
         say += f", though a group without decay exists ({_names(among_matrices)})"
         yield fail(among_matrices[0].name, say, SORTED)
     spared = {h.name for h in matrices if not h.decay}
-    yield from _by_kind(matrices, spared, "matrices are not decayed", _sizes)
+    holder = partial(_holder_class, step)
+    yield from _by_kind(matrices, spared, "matrices are not decayed", _sizes, holder)
     biases = [h for h in vectors if roles[h.name] == "bias"]
     biased = {h.name for h in biases if h.decay}
-    yield from _by_kind(biases, biased, "biases are decayed", partial(_holder_class, step))
+    yield from _by_kind(biases, biased, "biases are decayed", holder)
     if apart:
         say = f"{len(apart)} of {len(gains)} gains are decayed, in groups without matrices ({_names(apart)})"
         yield note(apart[0].name, say)
@@ -173,22 +174,28 @@ def _every_norm_decays(step: StepUnderTest, gains: Sequence[Held]) -> bool:
 
 
 def _by_kind(
-    every: Sequence[Held], some: Collection[str], say: str, kind: Callable[[Held], object]
+    every: Sequence[Held], some: Collection[str], say: str, *kinds: Callable[[Held], object]
 ) -> Answers:
     """Parameters of one role, ``some`` of which are treated differently.
 
-    It is a choice if it depends on their kind alone, as for small kernels that are spared, and a mistake if
-    it tears a kind apart.
+    It is a choice if it depends on their kind alone, in one of several ways to tell kinds, as for small
+    kernels that are spared, or for all that is no weight of a linear map; and a mistake if it tears each of
+    these kinds apart.
     """
     if not some or len(some) == len(every):
         return
+    different = [h for h in every if h.name in some]
+    torn = min((_torn(every, some, kind) for kind in kinds), key=len)
+    say = f"{len(different)} of {len(every)} {say} ({_names(torn or different)})"
+    yield fail(torn[0].name, say, SORTED) if torn else note(different[0].name, f"{say}: all of their kind")
+
+
+def _torn(every: Sequence[Held], some: Collection[str], kind: Callable[[Held], object]) -> list[Held]:
+    """Return those of ``some`` that are treated unlike others of their kind."""
     ways: dict[object, set[bool]] = defaultdict(set)
     for h in every:
         ways[kind(h)].add(h.name in some)
-    different = [h for h in every if h.name in some]
-    torn = [h for h in different if len(ways[kind(h)]) > 1]
-    say = f"{len(different)} of {len(every)} {say} ({_names(torn or different)})"
-    yield fail(torn[0].name, say, SORTED) if torn else note(different[0].name, f"{say}: all of their kind")
+    return [h for h in every if h.name in some and len(ways[kind(h)]) > 1]
 
 
 def _sizes(h: Held) -> object:

@@ -13,6 +13,7 @@ from normlab.errors import UserError
 from normlab.trace.budget import Cost
 from normlab.trace.compare import distance, part_ways, rounding_of, whole
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.drawn import scores_its_draws
 from normlab.trace.facts.facts import Facts
 from normlab.trace.gradients import Along
 from normlab.trace.restore import in_mode, same, same_random_state
@@ -57,7 +58,9 @@ def _broken(tensors: Iterable[Tensor]) -> bool:
     "outputs", explains=["causality", "rows", "padding", "cache", "state_dict"], passes=5, uses=FORWARD
 )
 def evaluation_repeats(step: StepUnderTest) -> Answers:
-    """Two runs in evaluation mode on the same batch give the same results."""
+    """Two runs in evaluation mode on the same batch give the same results, unless the loss scores the
+    distribution that they draw from.
+    """
     first = step.exact.again(dropout=True)
     second = first.again(seed=1)
     apart = step.difference(first, second, whole)
@@ -66,7 +69,9 @@ def evaluation_repeats(step: StepUnderTest) -> Answers:
     by_dropout = step.difference(step.exact, step.exact.again(seed=1), whole) is None
     calls = zip(first.events, second.events, strict=False)
     place = next((a.module for a, b in calls if part_ways(a, b, whole, step.rounding)), None)
-    if place is not None and (by_dropout or _asks_the_same(step, second)):
+    if not by_dropout and step.facts.is_scored and scores_its_draws(step.exact, step.facts.scored_places):
+        yield note(place or "", "it draws from a distribution that the loss scores, in evaluation mode too")
+    elif place is not None and (by_dropout or _asks_the_same(step, second)):
         say = f"two runs in evaluation mode differ by {apart.size:.1e} of the output"
         advice = "draw only in training mode: training=self.training, and dropout_p=0.0 otherwise"
         yield fail(place, say + ", by dropout" * by_dropout, advice)

@@ -8,6 +8,7 @@ from typing import Any
 from normlab.base.units import count
 from normlab.checks.property import FORWARD, Answers, fail, needs, note, property_of
 from normlab.errors import UserError
+from normlab.trace import starts
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.compared import Compared, Comparison, compared
@@ -76,16 +77,23 @@ def _following(step: StepUnderTest, twins: Twins, seen: Compared) -> Answers:
 
 @property_of("structure", explains=["reference", "groups"], passes=4, uses=FORWARD)
 def adapters(step: StepUnderTest) -> Answers:
-    """What adapters that start at 0 correct is frozen, and outputs are those without adapters."""
+    """What adapters correct is frozen, and they start at 0: outputs are those without adapters."""
     names = {id(p): name for name, p in step.exact.model.named_parameters()}
     start, live = step.as_given.parameters, dict(step.model.named_parameters())
-    of_adapters, at_zero = set[str](), list[str]()
+    of_adapters, at_zero, away_from_zero = set[str](), list[str](), list[str]()
     for one in step.wiring.adapters:
         down, up, matrix = names[id(one.down)], names[id(one.up)], names[id(one.matrix)]
         if start[down].any() and start[up].any():
+            is_frozen = live[down].requires_grad and live[up].requires_grad and not live[matrix].requires_grad
+            away_from_zero += [down, up] if is_frozen else []
             continue
         of_adapters |= {down, up}
         at_zero.append(matrix)
+    downs, ups = away_from_zero[::2], away_from_zero[1::2]
+    if all(starts.are_independent_draws(live[n].detach() for n in side) for side in (downs, ups)):
+        say = f"both factors of {count(len(ups), 'adapter')} are drawn, so that training starts from another "
+        yield fail(ups[0], f"{say}model than the frozen one", "start the second factor of each at 0")
+        return
     needs(at_zero, "no matrix is corrected by an adapter that starts at 0")
     training = [n for n in at_zero if live[n].requires_grad and not step.declare.is_frozen(n)]
     if training:

@@ -4,6 +4,7 @@ and whether their order is seen.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from math import nan
 
@@ -16,9 +17,18 @@ from normlab.trace import compare, equivalents
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import common, declares_itself
-from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of, repeats_documents
+from normlab.trace.facts.tokens import (
+    Arranged,
+    Padding,
+    Tokens,
+    hidden_tokens,
+    padding_of,
+    repeats_documents,
+    with_others,
+)
+from normlab.trace.facts.wiring import features_read
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import place_name
+from normlab.trace.tensors import Place, map_tensors, place_name, replaced
 
 ROUNDINGS = 8
 """A score may be off by so many roundings of the model's own type, in which tables of angles may be kept."""
@@ -42,7 +52,7 @@ def _moved(
 @property_of(
     "tokens",
     explains=["causality", "reach", "padding", "documents", "order", "cache"],
-    passes=3,
+    passes=4,
     uses=OTHER_BATCHES,
 )
 def rows(step: StepUnderTest) -> Answers:
@@ -52,10 +62,14 @@ def rows(step: StepUnderTest) -> Answers:
     needs(logits.ndim > 1 and count in logits.shape[:2], "the output has no axis for rows")
     needs(logits.shape != (count, count), "the output compares rows with each other")
     order, last = torch.arange(count), torch.arange(count) == count - 1
-    changed = facts.with_rows(torch.cat([order[:-1].roll(1), order[-1:]]))
+    exchanged = torch.cat([order[:-1].roll(1), order[-1:]])
+    changed = facts.with_rows(exchanged)
     if facts.sources:
         tokens = facts.sources[0]
         changed = facts.other_tokens(facts.real(tokens) & ~last[:, None], tokens)
+        held = (~facts.exchangeable(tokens)).sum(1)
+        if held.any() and bool((held == held[0]).all()):  # what lies there is no token, and is exchanged
+            changed = map_tensors(changed, lambda _, x: x[exchanged.to(x.device)] if _holds(x, count) else x)
     yield from _moved(step, changed, part_of(last), "only rows before the last", "mix within a row only")
     shown = step.logits(step.exact.again(batch=facts.with_rows(order.roll(1))))
     axis = 0 if logits.shape[0] == count else 1
@@ -64,6 +78,11 @@ def rows(step: StepUnderTest) -> Answers:
         # random noise belongs to a row's place
         say = f"rows in another order change outputs by {size:.1e} of their size"
         yield fail("", say, "index nothing by row")
+
+
+def _holds(x: Tensor, rows: int) -> bool:
+    """Whether an entry of the batch holds numbers, such as an image, for each of so many rows."""
+    return x.is_floating_point() and x.ndim > 1 and len(x) == rows
 
 
 ALSO = ("reach", "order", "overfit", "cache", "documents", "training_equals_evaluation")
@@ -90,7 +109,12 @@ def causality(step: StepUnderTest) -> Answers:
 
 @property_of("tokens", explains=["order"], passes=5, uses=OTHER_BATCHES)
 def reach(step: StepUnderTest) -> Answers:
-    """Predictions depend on the tokens that they may see: the previous one, and earlier ones."""
+    """Predictions depend on the tokens that they may see, the previous one and earlier ones, and the loss
+    asks for what the model is not shown.
+    """
+    if not step.facts.sources and (lost := _lost_tokens(step)) is not None:
+        yield lost
+        return
     facts, base = step.facts, step.logits(step.exact)
     real, places = facts.real(facts.tokens), torch.arange(facts.tokens.ids.shape[1])
     needs(len(places) > 1, "rows hold one token each")
@@ -104,9 +128,13 @@ def reach(step: StepUnderTest) -> Answers:
         raise Unknown("the output has no axis for positions or rows")
     needs(bool(last.any()), "no prediction has a token before it")
     for back in sorted(d for d in {1, 2, shortest // 2, shortest - 1} if 0 < d <= int(last.max())):
-        batch = facts.other_tokens(places == (last - back)[:, None])
+        there = places == (last - back)[:, None]
+        if not bool((there & facts.exchangeable()).any()):
+            continue
+        batch = facts.other_tokens(there)
         other = part(step.logits(step.exact.again(batch=batch)))
         seen[back] = distance(shown, other) if other is not None else 0.0
+    needs(seen, "what comes before a prediction keeps places, as for an image, and cannot be exchanged")
     near = [d for d in seen if seen[d]]
     early = real & (places < shortest // 2)
     if by_position and facts.declared.causal is False and early.any():
@@ -116,19 +144,40 @@ def reach(step: StepUnderTest) -> Answers:
             say = f"outputs of the first {shortest // 2} tokens do not move when the others change"
             say += ", but causal=False is declared"
             yield fail("", say, "mask no later key")
+    yield from _reached(step, seen, by_position=by_position)
+
+
+def _reached(step: StepUnderTest, seen: Mapping[int, float], *, by_position: bool) -> Answers:
+    """What the last position reaches, by how far it moves when the token so many places back changes."""
+    near = [distance_back for distance_back, moved in seen.items() if moved]
     if not near:
         calls = step.exact.functions("scaled_dot_product_attention", "softmax")
         tried = ", ".join(map(str, seen))
         say = f"the last position's output does not move when the token {tried} back changes"
         do = "look at the mask's sign and what attention returns"
         yield fail(calls[0].module if calls else "", say, do)
-    elif not seen[1] and by_position:
+    elif not seen.get(1, 1.0) and by_position:
         say = f"the last position does not see the token before it, but sees the one {min(near)} back"
         yield fail("", say, "the mask is off by one")
     elif len(near) < len(seen):
         far = [d for d in seen if d not in near]
         sees, hidden = (", ".join(map(str, distances)) for distances in (near, far))
         yield note("", f"the last position sees tokens {sees} back, but not {hidden} back")
+
+
+def _lost_tokens(step: StepUnderTest) -> Violation | None:
+    """Tokens that are hidden from the model, but that the loss does not ask for either."""
+    facts, base = step.facts, step.exact
+    for place, hidden in hidden_tokens(facts):
+        entry = facts.entries[place]
+        other = base.again(batch=replaced(base.batch, place, with_others(entry, hidden)))
+        moved = max(distance(base.loss, other.loss), distance(step.logits(base), step.logits(other)))
+        is_padding = len(torch.unique(entry[hidden])) == 1
+        if not is_padding and moved <= step.rounding:
+            share = f"{int(hidden.sum())} of its {entry.numel()} tokens"
+            say = f"{share} are looked up as one id, whatever they are, and nothing depends on them"
+            return fail(place_name(place), say, "mask labels in a copy that shares no memory with the tokens")
+    return None
 
 
 @property_of("tokens", explains=["inputs", "padded_loss", "reach"], passes=5, uses=OTHER_BATCHES)
@@ -200,7 +249,9 @@ def _arranged(step: StepUnderTest, tokens: Tokens, padded: Padding) -> Answers:
 
 @property_of("tokens", explains=["state_dict"], passes=4, uses=OTHER_BATCHES)
 def order(step: StepUnderTest) -> Answers:
-    """The order of the tokens changes the outputs, in each layer that encodes positions."""
+    """The order of the tokens changes the outputs, in each layer that encodes positions, unless no block runs
+    over them.
+    """
     facts, base, causal = step.facts, step.logits(step.exact), False
     if not facts.sources:
         what, exchange = "patches", equivalents.exchanged_patches(facts, base)
@@ -214,13 +265,17 @@ def order(step: StepUnderTest) -> Answers:
             return
         what, exchange = "tokens", equivalents.exchanged_tokens(facts, base)
     place = exchange.module or common([f.module for f in facts.lookups])
-    other = step.logits(step.exact.again(batch=exchange.batch))
+    exchanged = step.exact.again(batch=exchange.batch)
+    other = step.logits(exchanged)
     unseen, say = distance(exchange.expected, other) <= step.rounding, f"swapping two {what}"
     if step.declare.positions is False:
         yield from () if unseen else [fail(place, f"{say} does more than that to their outputs", UNORDERED)]
     elif unseen:
         say += " only swaps their outputs"
-        yield fail(place, say, ORDERED) if exchange.has_positions else note(place, say)
+        if facts.sources and not equivalents.runs_over_tokens(step, exchanged):
+            yield note(place, f"{say}: no block runs over them, so what reads them reads a set")
+        else:
+            yield fail(place, say, ORDERED) if exchange.has_positions else note(place, say)
 
 
 def _in_each_layer(step: StepUnderTest) -> Answers:
@@ -295,12 +350,17 @@ def _across_borders(step: StepUnderTest, numbers: Tensor) -> Answers:
 
 @property_of("tokens", passes=6, several=True, uses=OTHER_BATCHES)
 def inputs(step: StepUnderTest) -> Answers:
-    """Every tensor that the model is given affects its outputs or the loss.
+    """Every tensor that the model is given affects its outputs or the loss, and so does each of the features
+    that its maps read.
 
     Where the model keeps packed documents apart, it need not be told of them twice.
     """
     for place, entry in step.facts.entries.items():
-        if entry.numel() > 1 and step.moves(place) is False:
+        if entry.numel() < 2:
+            continue
+        if step.moves(place) is not False:
+            yield from _unread_features(step, place, entry)
+        else:
             name, events = place_name(place), step.exact.events
             say = f"the entry {name} of the batch changes neither the outputs nor the loss"
             entered = [x for e in events if e.outermost for x in e.inputs if x.shape == entry.shape]
@@ -312,6 +372,20 @@ def inputs(step: StepUnderTest) -> Answers:
             else:
                 yield fail(name, say, "the model does not use it")
     needs(not step.facts.has_nested, "the batch holds a nested tensor, of which no other value is tried")
+
+
+def _unread_features(step: StepUnderTest, place: Place, entry: Tensor) -> Answers:
+    """Features that nothing reads, beside others that maps read with weights for each of them."""
+    if entry.ndim < 2 or not entry.is_floating_point():
+        return
+    read = features_read(step.exact, place)
+    if read.any() and not read.all():
+        other = torch.where(read.to(entry.device), entry, entry.roll(1, 0) * 1.3 + 0.1)
+        if step.moves(place, [other]) is False:
+            name, left = place_name(place), (~read).nonzero()[:, 0]
+            say = f"{len(left)} of the {len(read)} features of {name}, from number {int(left[0])} on, change"
+            where = f"{say} neither the outputs nor the loss; maps read the others"
+            yield fail(name, where, "look at how it is cut into parts")
 
 
 def _is_spare(step: StepUnderTest, entry: Tensor) -> bool:

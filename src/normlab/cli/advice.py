@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import shlex
 import sys
 import traceback
@@ -13,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
+from normlab.base.files import read_json
 from normlab.errors import UserError
 from normlab.lab.runs.folder import RunFolder, Runs, find_run
 
@@ -67,8 +67,8 @@ def refuse_what_is_no_source(name: str, command: str) -> None:
 
 def _is_of_hugging_face(file: Path) -> bool:
     content: object = None
-    with suppress(OSError, ValueError):
-        content = json.loads(file.read_text(encoding="utf-8"))
+    with suppress(OSError, UserError):
+        content = read_json(file)
     return isinstance(content, dict) and not {"model_type", "architectures"}.isdisjoint(content)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,7 +17,15 @@ from tyro.conf import UseAppendAction, arg
 from normlab.base.io import to_plain
 from normlab.base.units import count, duration, seconds_of, short_rate
 from normlab.cli import advice, errors, terminal
-from normlab.cli.options import FAILS, SourceFlags, command_line, load, progress_line, title_lines
+from normlab.cli.options import (
+    FAILS,
+    SourceFlags,
+    command_line,
+    load,
+    progress_line,
+    title_lines,
+    typed_value,
+)
 from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.scaling import FACTOR, FIRST_SEED, SEEDS
@@ -38,6 +47,8 @@ CHANGE: Final = (
 )
 
 
+NO_LIMIT: Final = "none"
+BUDGET: Final = "Time at most, such as 10min; by default no limit with --steps."
 HARVEST: Final = 0.1
 """The share of the budget in which a script may show its batches."""
 
@@ -73,11 +84,20 @@ def _with_steps(config: Config, steps: int) -> Config:
 
 
 def _budget_s(budget: str) -> float:
-    """The seconds of ``--budget``. Raises UserError for anything but a time above 0."""
+    """The seconds of ``--budget``. Raises UserError for anything but a time above 0, or none."""
+    if budget == NO_LIMIT:
+        return math.inf
     seconds = seconds_of(budget, "--budget")
     if not seconds:
         raise UserError(f"--budget is {budget!r}, but must be a time above 0, such as 10min or 2h")
     return seconds
+
+
+def _default_budget(argv: Sequence[str], usual: str) -> str:
+    """The budget if none is typed. With ``--steps`` there is none: how many trials of so many steps a time
+    holds depends on the machine, and on what else it does.
+    """
+    return usual if typed_value(argv, "--steps") is None else NO_LIMIT
 
 
 def _print_answer(plain: Mapping[str, Any], table: Table, spent: str) -> None:
@@ -110,8 +130,7 @@ class TrialCommand(_TrialFlags):
 
     STEPS: ClassVar[int] = STEPS
 
-    budget: str = "10min"
-    """Time to spend at most, such as 90s, 10min or 1h."""
+    budget: Annotated[str, arg(help=BUDGET)] = "10min"
     rates: tuple[float, ...] = ()
     """Rates to try instead of the scan, such as 1e-4 1e-3."""
     change: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CHANGE", help=CHANGE)] = ()
@@ -119,6 +138,10 @@ class TrialCommand(_TrialFlags):
     """Keep the trials in this folder; the same command then continues where it stopped."""
     out: Path | None = None
     """Write a page to this file, such as trial.html."""
+
+    @classmethod
+    def defaults(cls, argv: Sequence[str]) -> Self:
+        return replace(super().defaults(argv), budget=_default_budget(argv, cls.budget))
 
     def run(self) -> None:
         """Raises KeyboardInterrupt, after the answer so far, if the trials were interrupted."""
@@ -232,8 +255,7 @@ class TransferCommand(_TrialFlags):
     """Size whose best rate is wanted; by default the largest."""
     factor: float = FACTOR
     """The rate carries if the best one changes by at most this factor over all sizes."""
-    budget: str = "30min"
-    """Time to spend at most, such as 10min or 2h, your script included."""
+    budget: Annotated[str, arg(help=BUDGET)] = "30min"
     folder: Path | None = None
     """Keep the trials in this folder; the same command then continues where it stopped."""
     out: Path | None = None
@@ -242,7 +264,7 @@ class TransferCommand(_TrialFlags):
     @classmethod
     def defaults(cls, argv: Sequence[str]) -> Self:
         """Return the defaults of ``normlab.transfer``, whose first seed is not the configuration's."""
-        return replace(super().defaults(argv), seed=FIRST_SEED)
+        return replace(super().defaults(argv), seed=FIRST_SEED, budget=_default_budget(argv, cls.budget))
 
     def run(self) -> None:
         """Raises SystemExit with the code ``FAILS`` if the rate does not carry, and KeyboardInterrupt, after

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from normlab.base.files import hold, write_json_atomic
+from normlab.base.files import reserved, write_json_atomic
 from normlab.base.io import Amount, Count, Share, Size, to_plain, validated
 from normlab.base.metric import Metric
 from normlab.base.units import count, duration
@@ -196,8 +196,7 @@ def experiment(request: Request, progress: Progress = lambda name, done, of: Non
     Raises:
         UserError: a command has no ``{seed}``, does not work, or prints no score.
     """
-    request.folder.mkdir(parents=True, exist_ok=True)
-    with hold(request.folder):
+    with reserved(request.folder):
         state = _Experiment(request, progress)
         answer = state.run_with_ledger() if request.ledger else state.run()
         write_json_atomic(request.folder / RECORD, answer.to_dict())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,15 @@ RECORD: Final = "judge.json"
 """The last answer, in the folder of an experiment."""
 COMMANDS: Final = "*/command.json"
 """The commands whose runs it keeps."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a kept answer says of the score."""
+
+    metric: str = ""
+    take: str = "last"
+    higher_is_better: bool = False
 
 
 def scored(folder: RunFolder, change: str, pattern: re.Pattern[str], asked: Asked) -> ScoredRun:
@@ -57,14 +66,16 @@ def as_it_was_asked(folder: Path, asked: Asked) -> Asked:
     Raises UserError if nothing says what the score is.
     """
     record = folder / RECORD
-    answer = read_json(record) if record.is_file() else {}
-    if not asked.metric and not answer:
+    answer = _Answer()
+    if record.is_file():
+        answer = from_plain(_Answer, read_json(record), str(record), more=True)
+    if not asked.metric and not answer.metric:
         raise UserError(f"{folder} has no answer that says what the score is; type --metric")
     return replace(
         asked,
-        metric=asked.metric or answer["metric"],
-        take=Take.of(answer.get("take", "last")) if asked.take == Take() else asked.take,
-        higher_is_better=asked.higher_is_better or answer.get("higher_is_better", False),
+        metric=asked.metric or answer.metric,
+        take=Take.of(answer.take) if asked.take == Take() else asked.take,
+        higher_is_better=asked.higher_is_better or answer.higher_is_better,
     )
 
 

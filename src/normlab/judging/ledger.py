@@ -13,11 +13,14 @@ the first earns as much again. docs/statistics.md has what comes of it where all
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from annotated_types import Ge, Le
 
 from normlab.base.files import read_json, write_json_atomic
 from normlab.base.io import from_plain, to_plain
@@ -102,6 +105,15 @@ class Score:
 
 
 @dataclass(frozen=True)
+class _Kept:
+    """What the file of a ledger holds, beside what follows from it."""
+
+    proposals: tuple[Proposal, ...]
+    score: Score
+    digits: Annotated[int, Ge(0), Le(sys.float_info.dig)]
+
+
+@dataclass(frozen=True)
 class Ledger:
     """All proposals, in the order in which they were first judged, by one score."""
 
@@ -116,12 +128,11 @@ class Ledger:
         path = folder / FILE
         if not path.is_file():
             return cls(path=path)
-        content = read_json(path)
-        if not isinstance(content, dict) or not {"proposals", "score", "digits"} <= content.keys():
-            raise UserError(f"{path} is no ledger; restore it, or name another --ledger")
-        proposals = from_plain(tuple[Proposal, ...], content["proposals"], str(path))
-        score = from_plain(Score, content["score"], str(path))
-        return cls(proposals, score, content["digits"], path)
+        try:
+            kept: _Kept = from_plain(_Kept, read_json(path), str(path), more=True)
+        except UserError as error:
+            raise UserError(f"{error}: it is no ledger; restore it, or name another --ledger") from error
+        return cls(kept.proposals, kept.score, kept.digits, path)
 
     def judged_by(self, score: Score) -> Ledger:
         """Return the ledger if its proposals are judged by a score. Raises UserError if it is another."""

@@ -56,7 +56,7 @@ class RunFolder:
         record, code = self.path / "run.json", self.path / "exit"
         if record.is_file():
             return from_plain(EndedRun, read_json(record), str(record))
-        text = code.read_text(encoding="utf-8").strip() if code.is_file() else ""
+        text = code.read_text(encoding="utf-8", errors="replace").strip() if code.is_file() else ""
         if not text.isdecimal():  # a power cut can leave an empty file
             return None
         seconds = code.stat().st_mtime - (self.path / "started").stat().st_mtime

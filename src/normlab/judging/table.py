@@ -150,7 +150,7 @@ def read_json_rows(path: Path) -> Table:
     if text.lstrip().startswith("["):
         rows = _parsed(text, str(path))
     else:
-        lines = enumerate(text.splitlines(), start=1)
+        lines = enumerate(text.split("\n"), start=1)  # U+2028 may stand in a string
         rows = [_parsed(line, f"{path}, line {number}") for number, line in lines if line.strip()]
     return table_of_rows(rows, str(path))
 
@@ -200,7 +200,7 @@ def number_of(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NoReturn
 
+from normlab.base.files import read_toml
+from normlab.base.io import from_plain
 from normlab.errors import UserError
 from normlab.papers import apx, disputes, liu2020, nguyen2019, xiong2020
 from normlab.papers.artefact import Artefact, Drawing, Measurement, Paper
@@ -55,10 +57,11 @@ def add_paper(file: Path) -> None:
     """
     from normlab.papers import finding, regimes
 
-    content = regimes.read_toml(file)
-    if "paper" not in content:
+    words = read_toml(file).get("paper")
+    if not isinstance(words, dict):
         raise UserError(f"{file} has no [paper]; give title, authors, url and about there")
-    if PAPERS.setdefault(file.stem, paper := Paper(file.stem, **content["paper"])) is not paper:
+    paper: Paper = from_plain(Paper, {**words, "key": file.stem}, f"{file}, paper")
+    if PAPERS.setdefault(file.stem, paper) is not paper:
         raise UserError(f"the paper {file.stem!r} is there already; give your file another name")
     finding.FILES.append(file)
     regimes.FILES.append(file)

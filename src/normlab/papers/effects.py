@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
+from normlab.base.io import validated
 from normlab.base.metric import NLL, Metric
 from normlab.errors import UserError, nearest
 from normlab.papers.estimate import Array, Estimate, jackknife, log_slope, mean, mean_ratio
@@ -45,7 +46,9 @@ class Effect:
     """The value of no difference, such as 0, or 1 for a ratio; None for a number that compares nothing."""
 
     def __call__(self, regime: Regime, arguments: Mapping[str, Any]) -> Estimate:
-        """Measure it. Raises UserError for an argument that the function does not take, or lacks."""
+        """Measure it. Raises UserError for an argument that the function does not take, or lacks, or that is
+        not what its annotation says.
+        """
         parameters = inspect.signature(self.measure).parameters
         known = [name for name in parameters if name != "regime"]
         for name in arguments:
@@ -54,7 +57,7 @@ class Effect:
         required = [name for name in known if parameters[name].default is inspect.Parameter.empty]
         if missing := [name for name in required if name not in arguments]:
             raise UserError(f"{self.name} needs {' and '.join(missing)}; give {', '.join(required)}")
-        return self.measure(regime, **arguments)
+        return validated(self.measure)(regime, **arguments)
 
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments with the defaults of those that are not given."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normlab.base.files import read_toml
 from normlab.base.io import from_plain
 from normlab.papers.estimate import Estimate
-from normlab.papers.finding import FILES, Expectation
-from normlab.papers.regimes import read_toml
+from normlab.papers.finding import FILES, Expectation, tables_of
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,16 @@ class Statement:
 
 def read_statements(file: Path) -> tuple[Statement, ...]:
     """Read the exact statements of a paper's file. Raises UserError for an entry that it cannot have."""
-    content = read_toml(file)
-    return tuple(_statement(entry, file.stem) for entry in content.get("exact", ()))
+    entries = tables_of(read_toml(file), "exact", str(file))
+    return tuple(_statement(entry, file.stem) for entry in entries)
 
 
 def _statement(entry: Mapping[str, Any], paper: str) -> Statement:
     bounds = {key: entry[key] for key in ("above", "below", "within") if key in entry}
     others = {key: value for key, value in entry.items() if key not in bounds}
-    found: Statement = from_plain(Statement, {**others, "expects": bounds, "paper": paper}, entry["says"])
-    return found
+    name = str(entry.get("says", "a statement"))
+    statement: Statement = from_plain(Statement, {**others, "expects": bounds, "paper": paper}, name)
+    return statement
 
 
 def own_statements() -> list[Statement]:

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 import torch
 
-from normlab.base.files import row_line
+from normlab.base.files import read_toml, row_line
+from normlab.base.rows import read_lines
 from normlab.errors import UserError, nearest
 from normlab.lab.config import Config, MachineConfig, SeedConfig, numbers
 from normlab.lab.recipes.grammar import resolve
@@ -31,7 +32,7 @@ from normlab.papers.bases import BERT_SHORT, MULTI30K_WIDTH_64
 from normlab.papers.end_measures import measure_run
 from normlab.papers.finding import Finding
 from normlab.papers.nguyen2019.bases import GL_EN_SMALL, PAST_BEST
-from normlab.papers.regimes import REGIME_FILE, Book, read_toml
+from normlab.papers.regimes import REGIME_FILE, Book
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
 from normlab.papers.trainings import changed
 
@@ -155,8 +156,10 @@ def key(config: Config) -> str:
 
 def kept(file: Path) -> dict[str, Row]:
     """The lines of a file of runs, by key."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return {row["key"]: row for row in map(json.loads, lines)}
+    rows = [row for _, row in read_lines(file)] if file.exists() else []
+    if any(not isinstance(row.get("key"), str) for row in rows):
+        raise UserError(f"{file} has a line without the key of its run; delete that line")
+    return {row["key"]: row for row in rows}
 
 
 def train_missing(

@@ -17,11 +17,12 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
+from normlab.base.files import read_toml
 from normlab.base.io import from_plain
 from normlab.errors import UserError
 from normlab.papers.effects import EFFECTS, effect_named, names
 from normlab.papers.estimate import Estimate
-from normlab.papers.regimes import Book, Regime, read_toml
+from normlab.papers.regimes import Book, Regime
 
 Answer: TypeAlias = Literal["supported", "partly", "contradicted", "not tested here"]
 ANSWERS: Final[tuple[Answer, ...]] = get_args(Answer)
@@ -178,16 +179,23 @@ def read_findings(file: Path) -> tuple[Finding, ...]:
 
     Raises UserError with the finding's id for an entry that it cannot have.
     """
-    content = read_toml(file)
+    entries = tables_of(read_toml(file), "finding", str(file))
     found = []
-    for entry in content.get("finding", ()):
+    for entry in entries:
         name = str(entry.get("id", "a finding"))
         evidence, left_out = (
-            tuple(_piece(piece, name) for piece in entry.pop(key, ())) for key in ("evidence", "left_out")
+            tuple(_piece(piece, name) for piece in tables_of(entry, key, name))
+            for key in ("evidence", "left_out")
         )
-        plain = from_plain(Finding, {**entry, "evidence": [], "paper": file.stem}, name)
+        plain = from_plain(Finding, {**entry, "evidence": [], "left_out": [], "paper": file.stem}, name)
         found.append(replace(plain, evidence=evidence, left_out=left_out))
     return tuple(found)
+
+
+def tables_of(content: Mapping[str, Any], key: str, where: str) -> list[dict[str, Any]]:
+    """Return the tables of a name, as in ``[[finding]]``; none without one."""
+    tables: list[dict[str, Any]] = from_plain(list[dict[str, Any]], content.get(key, []), f"{where}, {key}")
+    return tables
 
 
 _OWN: Final = {"says", "regime", "effect", "margin", "fixed", "because", "above", "below", "within"}
@@ -203,16 +211,10 @@ def _piece(entry: Mapping[str, Any], finding: str) -> Piece:
     if len(bounds) != 1:
         given = ", ".join(bounds) or "none"
         raise UserError(f"{finding}: {entry['says']!r} needs one of above, below and within, got {given}")
-    return Piece(
-        says=entry["says"],
-        regime=entry["regime"],
-        effect=entry["effect"],
-        arguments={key: value for key, value in entry.items() if key not in _OWN},
-        expects=from_plain(Expectation, bounds, finding),
-        margin=entry.get("margin", ""),
-        fixed=entry.get("fixed", False),
-        because=entry.get("because", ""),
-    )
+    own = {key: value for key, value in entry.items() if key in _OWN and key not in bounds}
+    arguments = {key: value for key, value in entry.items() if key not in _OWN}
+    piece: Piece = from_plain(Piece, {**own, "arguments": arguments, "expects": bounds}, finding)
+    return piece
 
 
 def reviewed(finding: Finding, book: Book) -> Reviewed:

@@ -12,15 +12,14 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from normlab.base.files import read_json
-from normlab.base.io import NOT_FINITE, from_plain
+from normlab.base.files import read_json, read_toml
+from normlab.base.io import NOT_FINITE, Count, from_plain
+from normlab.base.rows import read_lines
 from normlab.errors import UserError, nearest
 from normlab.papers.estimate import Estimate
 from normlab.papers.results import RESULTS
@@ -199,16 +198,6 @@ def read_book(*files: Path, roots: tuple[Path, ...] = (RESULTS,)) -> Book:
     return Book(settings, regimes, roots)
 
 
-def read_toml(file: Path) -> dict[str, Any]:
-    """Read a TOML file. Raises UserError with the line if it is none, and if it is not there."""
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"there is no file {file}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not TOML: {error}") from error
-
-
 def read_source(name: str, roots: Sequence[Path] = (RESULTS,)) -> Source:
     """Read a place below the first of the folders that has it; of a regime that was fixed before its runs,
     the runs below all of them. Raises UserError if nothing is there.
@@ -223,24 +212,121 @@ def read_source(name: str, roots: Sequence[Path] = (RESULTS,)) -> Source:
         if (place / COMPARISON_FILE).is_file():
             return _comparison(place / COMPARISON_FILE)
         if place.suffix == ".jsonl" and place.is_file():
-            rows = _lines(place)
-            if all("run" in row for row in rows):
-                return Source([_cut_short(row) for row in rows])
-            return Source(tables={place.stem: rows})
+            if all("run" in row for row in _lines(place, dict)):
+                return Source([_cut_short(row) for row in _lines(place, _CutShortLine)])
+            return Source(tables={place.stem: _lines(place, dict)})
     raise UserError(f"there are no results {name} below {' or '.join(map(str, roots))}")
 
 
-def _lines(file: Path) -> list[Row]:
-    """The lines of a file of JSON, if it is there."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return [json.loads(line) for line in lines]
+@dataclass(frozen=True)
+class _Line:
+    """A run, as a line of ``runs.jsonl`` or a row of an artefact's table has it."""
+
+    cell: str
+    seed: int
+    run: str
+    outcome: str
+
+
+@dataclass(frozen=True)
+class _CutShortLine:
+    """A training that stopped when its time was over, with its dev scores."""
+
+    cell: str
+    seed: int
+    run: str
+    dev: tuple[tuple[Count, float | None, float | None, float | None], ...]
+
+
+@dataclass(frozen=True)
+class _TrainedLine(_Line):
+    test: dict[str, float | None]
+    dev: tuple[tuple[Count, float | None, float | None], ...]
+    train: tuple[tuple[Count, float | None, float | None], ...]
+    measured: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class _DevLine:
+    run: str
+    dev: tuple[tuple[Count, float | None, float | None], ...]
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A row of a table of curves."""
+
+    cell: str
+    seed: int
+    step: Count
+
+
+@dataclass(frozen=True)
+class _Gradient(_Point):
+    grad_norm_l2: float | None
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What an artefact's study measured, and its tables."""
+
+    measures: dict[str, Estimate]
+    tables: dict[str, tuple[dict[str, Any], ...]]
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """What a regime fixes before its first run."""
+
+    cells: dict[str, dict[str, Any]]
+    seeds: tuple[int, ...]
+    findings: tuple[str, ...]
+    margins: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """A recipe of a comparison: its runs, by seed."""
+
+    name: str
+    runs: tuple[str, ...]
+    outcomes: tuple[str, ...]
+    scores: dict[str, tuple[float | None, ...]]
+
+    def __post_init__(self) -> None:
+        if any(len(values) != len(self.runs) for values in (self.outcomes, *self.scores.values())):
+            raise UserError(f"{self.name} needs an outcome and scores for each of its {len(self.runs)} runs")
+
+
+@dataclass(frozen=True)
+class _Compared:
+    recipes: tuple[_Recipe, ...]
+    seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if any(len(recipe.runs) > len(self.seeds) for recipe in self.recipes):
+            raise UserError(f"there are {len(self.seeds)} seeds, and a recipe with more runs")
+
+
+def _lines(file: Path, kind: type[Any]) -> list[Row]:
+    """The lines of a file of JSON, if it is there. Raises UserError with the number of another kind's."""
+    lines = read_lines(file) if file.is_file() else []
+    return [_required(kind, row, f"{file}, line {number}") for number, row in lines]
+
+
+def _required(kind: type[Any], row: Row, where: str) -> Row:
+    """Return a row whose fields are those of a kind, with what others read in it."""
+    from_plain(kind, row, where, more=True)
+    return _finite(row)
 
 
 def _artefact(file: Path) -> Source:
     """Read the result of an artefact: its measures and, from its tables, its runs."""
-    content = read_json(file)
-    measures: dict[str, Estimate] = from_plain(dict[str, Estimate], content["measures"])
-    tables = {name: [_finite(row) for row in rows] for name, rows in content["tables"].items()}
+    content: _Measured = from_plain(_Measured, read_json(file), str(file), more=True)
+    tables = {name: [_finite(row) for row in rows] for name, rows in content.tables.items()}
+    for name, kind in {"curves": _Point, "gradients": _Gradient, "runs": _Line}.items():
+        for row in tables.get(name, ()) if name != "gradients" or "runs" in tables else ():
+            _required(kind, row, f"{file}, {name}")
     curves: dict[tuple[str, int], dict[str, list[tuple[int, float]]]] = {}
     for row in tables.get("curves", ()):
         curve = curves.setdefault((row["cell"], row["seed"]), {})
@@ -256,7 +342,7 @@ def _artefact(file: Path) -> Source:
         scores = {k: v for k, v in row.items() if k not in _NO_METRIC and not k.startswith("dev_")}
         dev, norms = curves.get(place, {}), gradients.get(place, ())
         runs.append(Run(*place, row["run"], row["outcome"], scores, dev, norms))
-    return Source(runs, measures, tables)
+    return Source(runs, content.measures, tables)
 
 
 def _finite(row: Row) -> Row:
@@ -265,11 +351,11 @@ def _finite(row: Row) -> Row:
 
 def _experiment(file: Path, run_files: Iterable[Path]) -> Source:
     """Read a regime that was fixed before its runs, with the runs that are there, each once."""
-    declared = read_toml(file)
-    planned = frozenset((cell, seed) for cell in declared["cells"] for seed in declared["seeds"])
-    rows = {row["run"]: row for runs in run_files for row in _lines(runs)}
+    declared: _Fixed = from_plain(_Fixed, read_toml(file), str(file), more=True)
+    planned = frozenset((cell, seed) for cell in declared.cells for seed in declared.seeds)
+    rows = {row["run"]: row for runs in run_files for row in _lines(runs, _TrainedLine)}
     runs = [_trained(row) for row in rows.values()]
-    return Source(runs, {}, {}, planned, declared["findings"], declared.get("margins", {}))
+    return Source(runs, {}, {}, planned, declared.findings, declared.margins)
 
 
 def _trained(row: Row) -> Run:
@@ -298,14 +384,15 @@ def _dev(points: Sequence[Sequence[Any]], metrics: Sequence[str]) -> dict[str, C
 
 def _comparison(file: Path) -> Source:
     """Read a comparison: each recipe at its chosen rate, without the seed that chose it."""
-    content = read_json(file)
-    curves = {row["run"]: _dev(row["dev"], ("nll", "bleu")) for row in _lines(file.with_name(DEV_FILE))}
+    content: _Compared = from_plain(_Compared, read_json(file), str(file), more=True)
+    lines = _lines(file.with_name(DEV_FILE), _DevLine)
+    curves = {row["run"]: _dev(row["dev"], ("nll", "bleu")) for row in lines}
     runs = []
-    for recipe in content["recipes"]:
-        for place, (run, outcome) in enumerate(zip(recipe["runs"], recipe["outcomes"], strict=True)):
-            scores = {metric: values[place] for metric, values in recipe["scores"].items()}
-            seed, dev = content["seeds"][place], curves.get(run, {})
-            runs.append(Run(recipe["name"], seed, run, outcome, scores, dev))
+    for recipe in content.recipes:
+        for place, (run, outcome) in enumerate(zip(recipe.runs, recipe.outcomes, strict=True)):
+            scores = {metric: values[place] for metric, values in recipe.scores.items()}
+            seed, dev = content.seeds[place], curves.get(run, {})
+            runs.append(Run(recipe.name, seed, run, outcome, scores, dev))
     return Source(runs)
 
 

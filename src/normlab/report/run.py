@@ -11,6 +11,7 @@ import polars as pl
 from markupsafe import Markup
 
 from normlab.base.metric import IGNORES_SOURCE, NLL
+from normlab.base.rows import require_probes
 from normlab.base.units import duration, rate
 from normlab.errors import UserError
 from normlab.lab.config import Config
@@ -35,6 +36,8 @@ def run_page(folder: Path) -> str:
     if run.config is None or run.status is None:
         raise UserError(f"{folder} holds no readable run ({run.problem}); `normlab run list` lists the runs")
     details, kept = run_details(run, {}), RunFolder(folder)
+    probes = kept.probes()
+    require_probes(probes, folder / "probes.jsonl")
     return Page(
         title=f"{run.config.recipe}, run {run.id}",
         headline=_headline(run, run.config, run.status),
@@ -43,7 +46,7 @@ def run_page(folder: Path) -> str:
         blocks=[
             Section("", [_pictures(run)], "pictures", listed=False),
             *flown(kept.flights()),
-            *watched(kept.probes()),
+            *watched(probes),
             *_test(run, read_scores(kept.best_scores)),
             Section("The run, exactly", details.blocks, f"run-{run.id}"),
         ],

@@ -6,15 +6,17 @@ optional.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup
 
 from normlab.base.files import read_json, write_output
+from normlab.base.io import Count, from_plain
+from normlab.base.rows import read_lines, read_reports, require_probes
 from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.report.page import (
@@ -73,7 +75,7 @@ def watched(rows: Sequence[Row]) -> list[Section]:
 def _point(row: Row, depth: int) -> Row:
     module = str(row["module"])
     if row.get("role"):
-        module += f" ({row['role'].replace('_', '-')} of layer {row['layer']})"
+        module += f" ({row['role'].replace('_', '-')} of layer {row.get('layer')})"
     return {"step": int(row["step"]), "module": module, "depth": depth, "value": float(row["value"])}
 
 
@@ -131,11 +133,13 @@ def write_probes_page(file: Path, page: Path) -> Path:
     Raises UserError for a file that does not hold such rows, and FileNotFoundError if there is none.
     """
     flight = file.with_suffix(".flight.json")
-    beside = read_json(flight) if flight.exists() else {}
-    rows = list(_rows(file)) if file.exists() or not beside else []
-    notes = [Text(note) for note in beside.get("notes", ())]
+    reports = read_reports(flight)
+    beside = from_plain(_Beside, read_json(flight), str(flight), more=True) if flight.exists() else _Beside()
+    rows = [row for _, row in read_lines(file)] if file.exists() or not flight.exists() else []
+    require_probes(rows, file)
+    notes = [Text(note) for note in beside.notes]
     sections = [
-        *flown(beside.get("reports", ())),
+        *flown(reports),
         *([Section("Not watched", [Notes(notes)], "notes")] if notes else []),
         *watched(rows),
         *others(rows),
@@ -143,8 +147,8 @@ def write_probes_page(file: Path, page: Path) -> Path:
     if not sections:
         raise UserError(f"{file} holds no rows of probes; a trainer writes them after each measured step")
     title = f"Training of {file.name}"
-    facts = _facts(rows, beside.get("steps"))
-    write_output(page, Page(title, _what_went_wrong(beside), facts, "", sections).html())
+    facts = _facts(rows, beside.steps)
+    write_output(page, Page(title, _what_went_wrong(reports, beside), facts, "", sections).html())
     return page
 
 
@@ -165,35 +169,25 @@ def _facts(rows: Sequence[Row], seen: int | None) -> list[str]:
     ]
 
 
-def _what_went_wrong(beside: Mapping[str, Any]) -> Markup:
+@dataclass(frozen=True)
+class _Beside:
+    """What a watch writes beside its reports."""
+
+    notes: tuple[str, ...] = ()
+    steps: Count | None = None
+    losses: Count | None = None
+
+
+def _what_went_wrong(reports: Sequence[Mapping[str, Any]], beside: _Beside) -> Markup:
     """State what went wrong first, else the first thing to note, else that nothing went wrong."""
-    reports = [dict(report.get("trigger") or {}) for report in beside.get("reports", ())]
-    ended = [trigger for trigger in reports if trigger.get("kind") not in NOTES]
-    if not reports and beside.get("losses") == 0:
+    triggers = [report["trigger"] for report in reports]
+    ended = [trigger for trigger in triggers if trigger.get("kind") not in NOTES]
+    if not triggers and beside.losses == 0:
         return Markup("No loss was recorded; no gradient or update went wrong in the steps watched")
-    if not reports:
+    if not triggers:
         return Markup("Nothing went wrong in the steps watched")
-    words = str((ended or reports)[0].get("words", "")) or "the training went wrong"
+    words = str((ended or triggers)[0].get("words", "")) or "the training went wrong"
     return Markup.escape(capital(words))
-
-
-def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a file, without a last line that was cut off."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                return
-            raise UserError(f"line {number} of {file} is not JSON: {error}") from error
-        missing = [name for name in KEY if not isinstance(row, dict) or name not in row]
-        if missing:
-            raise UserError(
-                f"line {number} of {file} has no {' and no '.join(missing)}; rows of probes have "
-                f"{', '.join(KEY)}"
-            )
-        yield row
 
 
 def others(rows: Sequence[Row]) -> list[Section]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
+from normlab.base.io import Count, Size, from_plain, to_plain
 from normlab.base.units import count, duration
 from normlab.errors import UserError
 from normlab.scaling import ALL
@@ -26,6 +27,8 @@ STEPS: Final = 10
 SEEDS: Final = 3
 SHARE: Final = 0.1
 """The check may take at most this share of the budget."""
+CHECK: Final = "coordinates"
+"""The name of the check in a journal."""
 LEAST_SEEDS: Final = 2
 """With fewer, no measured slope has an interval."""
 
@@ -91,6 +94,41 @@ class Coordinates:
             "sentence": self.sentence(),
             "notes": list(self.notes),
         }
+
+
+@dataclass(frozen=True)
+class _KeptRow:
+    """A ``Row`` among plain values, where None stands for what is not finite."""
+
+    role: str
+    module: str
+    quantity: str
+    step: Count
+    slope: float | None
+    low: float | None
+    high: float | None
+    expected: float | None
+    expected_low: float | None
+    right: bool | None
+    kind: str
+    parameter: str
+    path: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class _KeptAnswer:
+    """``Coordinates`` among plain values, as a journal keeps them."""
+
+    axis: Axis
+    sizes: tuple[int, ...]
+    seeds: tuple[int, ...]
+    steps: Size
+    parametrisation: str
+    rows: tuple[_KeptRow, ...]
+    fault: _KeptRow | None
+    sentence: str
+    notes: tuple[str, ...]
 
 
 @dataclass
@@ -199,11 +237,15 @@ class BudgetCheck:
         return self.family.make(size, seed)
 
     def plan(self) -> None:
-        """Use the check that is kept for these sizes, or find out for how many seeds the budget lasts."""
+        """Use the check that is kept for these sizes, or find out for how many seeds the budget lasts.
+
+        Raises UserError if the journal holds something else in place of an answer.
+        """
         for row in self.journal.rows:
-            answer = row.get("answer", {})
-            if row.get("check") == "coordinates" and [*answer.get("sizes", ())] == [*self.family.sizes]:
-                self.answer = dict(answer)
+            if row.get("check") == CHECK:
+                kept: _KeptAnswer = from_plain(_KeptAnswer, row["answer"], f"answer in {self.journal.path}")
+                if kept.sizes == self.family.sizes:
+                    self.answer = to_plain(kept)
         if self.answer:
             return
         until = self._until()
@@ -214,7 +256,7 @@ class BudgetCheck:
         if not 0 < LEAST_SEEDS * seed_s <= left:
             self._leave_out(LEAST_SEEDS * seed_s)
             return
-        self.check.seeds = self.check.seeds[: int(left / seed_s)]
+        self.check.seeds = self.check.seeds[: int(min(left / seed_s, len(self.check.seeds)))]
         self.seconds = seed_s * len(self.check.seeds)
 
     def run(self) -> None:
@@ -229,7 +271,7 @@ class BudgetCheck:
             self._leave_out(LEAST_SEEDS * self.check.seed_s)
         if "left_out" not in self.answer:
             seconds = self.journal.seconds - start
-            self.journal.append({"check": "coordinates", "answer": self.answer, "seconds": seconds})
+            self.journal.append({"check": CHECK, "answer": self.answer, "seconds": seconds})
 
     def _until(self) -> float:
         """When a check that begins now must end, on the monotonic clock."""

@@ -172,14 +172,16 @@ class Ladder:
             sizes = tuple(size for size in sizes if size != new[-1])
         fits, some = self._cost(sizes, shortest) <= left, f"{axis}s {', '.join(map(str, sizes))}"
         whole = self._cost(self.family.sizes, shortest if row else asked)
-        held, need = duration(max(left, 0.0)), duration(self.journal.seconds + whole)
+        need = duration(self.journal.seconds + whole)
+        held = "a budget without limit" if math.isinf(left) else duration(max(left, 0.0))
         if not fits and row is None:
             few = f"too short to tell: {held} is not enough for trials of {shortest} steps at {some}"
             return (), shortest, f"{few}; a budget of {need} would do for all"
         steps = shortest
         if row is None:
             fixed, each = self._cost(sizes, 0), self._cost(sizes, 1)
-            steps = min(asked, int((left - fixed) / (each - fixed)))
+            room = (left - fixed) / (each - fixed)
+            steps = asked if room >= asked else int(room)
             self.journal.append({"planned": asked, "steps": steps})
         kept = sum(self._number_kept(size, steps) for size in sizes)
         if self._all_kept(sizes, steps):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from normlab.base.files import reserved
 from normlab.errors import UserError
 from normlab.scaling import BUDGET_S, FACTOR, FIRST_SEED, SEEDS, STEPS
 from normlab.scaling.family import SetupFamily, Sized, family_of
@@ -44,7 +45,8 @@ def transfer(
     ``since``, when the budget's clock began (``time.monotonic()``), by default at this call. With a
     ``folder`` the same call, or one with more seeds, more sizes or a larger budget, continues from there.
 
-    Raises UserError for a setup that cannot be built in a size, or does not grow with it.
+    Raises UserError for a setup that cannot be built in a size, or does not grow with it, and for a folder
+    that another process is at work in.
 
     >>> answer = normlab.transfer(sized, widths=(8, 16), steps=16, seeds=2)
     >>> answer.verdict in ("carries", "shifts", "cannot say"), answer.page("transfer.html").name
@@ -55,7 +57,7 @@ def transfer(
         refuse_unknown(word, [*names], "transfer")
     request = Request(steps=steps, seeds=seeds, budget_s=budget_s, **rest)
     family = setup if isinstance(setup, SetupFamily) else family_of(setup, widths=widths, depths=depths)
-    with same_globals():
+    with reserved(request.folder), same_globals():
         return Ladder(family, request).climb()
 
 

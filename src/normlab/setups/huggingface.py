@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from normlab.base.files import read_json
 from normlab.base.memory import available_bytes
 from normlab.errors import UserError, in_one_line
 from normlab.setups.function import draw_seed
@@ -138,8 +139,10 @@ def _model_of(given: _Given, *, shrink: bool | None) -> tuple[Any, Build, str, d
 def _read(folder: Path) -> Mapping[str, Any]:
     file = folder / CONFIGURATION
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = read_json(file)
+    except UserError as error:
+        raise UserError(f"{error}; or name a folder that holds another config.json") from error
+    except OSError as error:
         raise UserError(
             f"{file} cannot be read: {in_one_line(error)}; name a folder that holds a config.json"
         ) from error

@@ -16,6 +16,7 @@ from normlab.trace.autograd import Weights
 from normlab.trace.compare import distance, laid_out, shaken, whole
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.stacks import stream_of
 from normlab.trace.facts.tokens import Arranged, Padding, Tokens, restarts
 from normlab.trace.functions import FunctionCall, Functions
 from normlab.trace.step_under_test import StepUnderTest
@@ -272,6 +273,28 @@ def exchanged_tokens(facts: Facts, logits: Tensor) -> _Exchange:
     if logits.ndim >= 3 and logits.shape[:2] == ids.shape:
         expected[row, [one, other]] = logits[row, [other, one]]
     return _Exchange(facts.with_tokens(swapped), expected)
+
+
+def runs_over_tokens(step: StepUnderTest, exchanged: Trace) -> bool:
+    """Return whether some block's stream holds the tokens: where two of them are exchanged, two of its
+    vectors change places, and no other one changes. Without blocks nothing tells, and they count as held.
+
+    Words that other tokens read by cross-attention are in no stream.
+    """
+    blocks = {block.path for block in step.facts.blocks}
+    pairs = zip(step.exact.events, exchanged.events, strict=False)
+    entered = [(a.inputs, b.inputs) for a, b in pairs if a.module == b.module and a.module in blocks]
+    streams = [(stream_of(a), stream_of(b)) for a, b in entered]
+    known = [(x, y) for x, y in streams if x is not None and y is not None and x.shape == y.shape]
+    return not known or any(_two_change_places(x, y, step.rounding) for x, y in known)
+
+
+def _two_change_places(x: Tensor, y: Tensor, limit: float) -> bool:
+    """Return whether one stream is the other with two of its vectors exchanged, up to rounding."""
+    x, y = x.flatten(0, -2), y.flatten(0, -2)
+    least = limit * float(x.abs().max())
+    moved = ((x - y).abs().amax(-1) > least).nonzero()[:, 0]
+    return len(moved) == 2 and distance(x[moved], y[moved.flip(0)]) <= limit
 
 
 def exchanged_patches(facts: Facts, logits: Tensor) -> _Exchange:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import isclose
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -371,6 +371,16 @@ class Rates(NamedTuple):
     """What the scheduler raised after the last of them."""
     scheduler: Any = None
     """A copy of the scheduler that gave them."""
+    taken: int = 0
+    """How many steps the schedule has taken before the first of these, as one that is resumed has."""
+    past: Mapping[int, list[float]] = MappingProxyType({})
+    """The rates of these steps by number; empty if the schedule has no closed form, which tells them."""
+
+    @property
+    def from_the_first(self) -> Rates:
+        """The same with the rates of the past, as far as they are known, and steps counted from the first."""
+        steps = [*self.past, *(self.taken + i for i in self.steps)]
+        return Rates(steps, [*self.past.values(), *self.rates], self.ended, self.scheduler)
 
     @property
     def top(self) -> list[float]:
@@ -537,16 +547,20 @@ def rates_of(setup: Setup) -> Rates:
     """Return the rates that the optimizers will have, or those that they have if there is no scheduler.
 
     The schedule is followed without stepping an optimizer: in every step if they are few, otherwise in the
-    first ones, and in some of the others if it has a closed form.
+    first ones, and in some of the others if it has a closed form. Of the steps that are planned, those that
+    it has taken already are past.
     """
     _, optimizers, scheduler = copied(setup, hollow=True)
     groups = groups_of(optimizers)
     numbers, rates, ended = [0], [[float(g["lr"]) for g in groups]], None
     if scheduler is None:
         return Rates(numbers, rates, ended)
-    limit, count = max(SIMULATED // max(len(groups), 1), 100), setup.declare.steps or HORIZON
-    form = _closed_form(scheduler) if count > limit else None
     start = getattr(scheduler, "last_epoch", 0)
+    taken = max(start, 0) if isinstance(start, int) else 0
+    limit, count = max(SIMULATED // max(len(groups), 1), 100), (setup.declare.steps or HORIZON) - taken
+    closed = _closed_form(scheduler)
+    form = closed if count > limit else None
+    past = {} if closed is None else _rates_before(taken, limit, scheduler, closed)
     for i in range(1, min(count, limit // 2 if form else limit)):
         try:
             scheduler.step()
@@ -560,7 +574,21 @@ def rates_of(setup: Setup) -> Rates:
             scheduler.last_epoch = start + i
             numbers.append(i)
             rates.append([float(rate) for rate in form()])
-    return Rates(numbers, rates, ended, scheduler)
+    return Rates(numbers, rates, ended, scheduler, taken, past)
+
+
+def _rates_before(
+    taken: int, limit: int, scheduler: Any, closed: Callable[[], Sequence[Any]]
+) -> dict[int, list[float]]:
+    """Return the rates of the steps that a schedule has taken, of ``limit`` or so of them if they are many,
+    by its closed form. The schedule is left where it stands.
+    """
+    here, rates = scheduler.last_epoch, dict[int, list[float]]()
+    for i in range(0, taken, taken // limit + 1):
+        scheduler.last_epoch = i
+        rates[i] = [float(rate) for rate in closed()]
+    scheduler.last_epoch = here
+    return rates
 
 
 def steps_taken(optimizers: Iterable[Any]) -> int:

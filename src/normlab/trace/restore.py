@@ -56,6 +56,20 @@ def same_random_state(seed: int | None = None, generators: Sequence[Any] = ()) -
         yield
 
 
+def random_states() -> list[Any]:
+    """Return the states of the generators of torch on every device, Python and numpy, which can be compared:
+    they stay the same as long as nothing is drawn.
+    """
+    states = [torch.get_rng_state(), *(device.get_rng_state(*at) for device, *at in _accelerators())]
+    _, numbers, *position = numpy.random.get_state()  # noqa: NPY002
+    return [
+        *(state.tolist() for state in states),
+        random.getstate(),
+        numpy.asarray(numbers).tolist(),
+        position,
+    ]
+
+
 def seed_each(generators: Sequence[Any], seed: int) -> None:
     """Seed generators of torch, Python and numpy, each with a number of its own."""
     draw = random.Random(seed)

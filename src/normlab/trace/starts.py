@@ -168,6 +168,27 @@ def _looks_drawn(p: Tensor) -> bool:
     return p.numel() > 1 and len(part.unique()) >= sum(part.shape)
 
 
+def are_independent_draws(matrices: Iterable[Tensor]) -> bool:
+    """Return whether the entries of matrices of low rank look drawn independently of each other.
+
+    The cosine of two vectors of n independent entries has a mean square of 1 / n, within the error of
+    sampling. What training made of vectors is correlated, and a decomposition makes them orthogonal. Of so
+    few vectors that orthogonal ones would not stand out, nothing is said.
+    """
+    squares = list[Tensor]()
+    for matrix in matrices:
+        vectors = matrix.double() if matrix.shape[0] < matrix.shape[1] else matrix.double().T
+        vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        cosines = vectors @ vectors.T
+        above = torch.ones_like(cosines, dtype=torch.bool).triu(1)
+        squares.append(vectors.shape[1] * cosines[above].square())
+    pairs = torch.cat(squares) if squares else torch.zeros(0)
+    if not pairs.numel():
+        return False
+    error = _limit_of(1) * (2 / pairs.numel()) ** 0.5  # of a mean of squares of normal numbers
+    return error < 1 and abs(float(pairs.mean()) - 1) <= error
+
+
 def equal_draws(parameters: Weights, drawn: Callable[[str, Tensor], bool]) -> Iterator[tuple[str, str]]:
     """Yield pairs of drawn matrices that are different tensors but equal in every entry."""
     seen: dict[tuple[torch.Size, float], str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, pairwise
@@ -48,6 +48,7 @@ from normlab.trace.facts.twins import Twins, find_twins
 from normlab.trace.facts.wiring import Scores, Wiring, read_wiring
 from normlab.trace.functions import Narrowings
 from normlab.trace.optimizers import Rates, copied, held, made_by, rates_of, rebound
+from normlab.trace.restore import random_states, same_random_state
 from normlab.trace.rewrites import rewritten
 from normlab.trace.starts import Fresh, constant, parameters_of
 from normlab.trace.tensors import (
@@ -68,6 +69,8 @@ LARGE_MODEL: Final = 50_000_000
 """Number of parameters up to which an optimizer's states are copied in float64."""
 EXACT: Final = 1e-9
 """Relative difference that rounding may leave in float64 after some hundred layers."""
+SEEDS: Final = tuple(range(1, 17))
+"""The seeds by which a training pass that draws random numbers is run again."""
 PASSES_OF_CHECK: Final = 250
 """About how many passes all properties take together."""
 SMALL: Final = 2.0**-40
@@ -311,8 +314,21 @@ class StepUnderTest:
 
     @cached_property
     def draws(self) -> bool:
-        """Whether a training pass depends on the random state although every dropout of torch is off."""
-        return distance(self.training.loss, self.training.again(seed=1).loss) > self.rounding
+        """Whether a training pass depends on the random state although every dropout of torch is off.
+
+        A choice among a few may come out the same twice, so a pass that draws is run with several seeds.
+        """
+        seeds = SEEDS if self._takes_random_numbers else SEEDS[:1]
+        losses = (self.training.again(seed=seed).loss for seed in seeds)
+        return any(distance(self.training.loss, loss) > self.rounding for loss in losses)
+
+    @property
+    def _takes_random_numbers(self) -> bool:
+        """Whether a training pass draws from the generators of torch, Python or numpy."""
+        with same_random_state(self.training.seed):
+            before = random_states()
+        with self.training.with_graph(graph=False):
+            return random_states() != before
 
     @cached_property
     def moving(self) -> list[str]:
@@ -403,10 +419,19 @@ class StepUnderTest:
         if self.facts.output is not None:
             value = tapped(trace, self.facts.output)
         else:
-            value = next((x for x in trace.outputs if x.is_floating_point() and x.numel() > 1), None)
+            value = next(iter(trace.outputs[self._main_place :]), None)
         if value is None:
             raise Unknown("the loss gets no tensor from the model that could be compared")
         return value
+
+    @cached_property
+    def _main_place(self) -> int:
+        """Which of the tensors that the loss gets from the model is the main output: the first that holds
+        several numbers in the step itself. Of one row alone it may hold a single one, as a reward does.
+        """
+        outputs = self.exact.outputs
+        several = (i for i, x in enumerate(outputs) if x.is_floating_point() and x.numel() > 1)
+        return next(several, len(outputs))
 
     def difference(self, a: Trace, b: Trace, part: Part) -> Located | None:
         """Return the largest difference of two runs in a part of the logits, relative to the largest entry;
@@ -437,6 +462,10 @@ class StepUnderTest:
         facts, (rows, width) = self.facts, self.facts.tokens.ids.shape
         logits, asked = scored or facts.scored
         counted = asked.counted.any(0).nonzero()[:, 0]
+        words = facts.exchangeable().any(0)
+        there = counted - facts.before(asked) + ahead
+        at_words = counted[words[there.clamp(0, width - 1)]]
+        counted = at_words if len(at_words) else counted
         place = int(counted[len(counted) // 2])
         there = place - facts.before(asked) + ahead
         if not 0 <= there < width:
@@ -447,10 +476,12 @@ class StepUnderTest:
             raise Unknown("the loss is computed differently after the change")
         return distance(logits.value[:, place], changed[:, place]) > self.rounding
 
-    def moves(self, place: Place) -> bool | None:
-        """Return whether an entry of the batch moves the outputs or the loss; None if no other value runs."""
+    def moves(self, place: Place, others: Iterable[Tensor] | None = None) -> bool | None:
+        """Return whether an entry of the batch moves the outputs or the loss, if it has these or any other
+        values; None if none of them runs.
+        """
         base, ran = self.exact, False
-        for other in self.facts.other_values(place):
+        for other in self.facts.other_values(place) if others is None else others:
             with suppress(Exception):  # a value that the model does not accept
                 changed = base.again(batch=replaced(base.batch, place, other))
                 pairs = [(base.loss, changed.loss), *zip(base.outputs, changed.outputs, strict=False)]
@@ -462,12 +493,19 @@ class StepUnderTest:
     @property
     def half(self) -> Targets | None:
         """The targets of the half of the rows with the most counted targets; None if that does not run."""
+        return None if self.facts_of_half is None else self.facts_of_half.targets
+
+    @cached_property
+    def facts_of_half(self) -> Facts | None:
+        """The facts of that half of the rows, whose targets are known; None if there are none."""
         asked, rows = self.facts.targets, self.facts.rows
         if rows > 1 and len(asked.ids) == rows:
             order = asked.counted.reshape(rows, -1).sum(1).argsort(descending=True, stable=True)
             with suppress(Exception):  # the model may insist on a batch size
                 half = self.facts.with_rows(order[: rows // 2].sort().values)
-                return Facts(self.exact.again(batch=half), self.declare).targets
+                facts = Facts(self.exact.again(batch=half), self.declare)
+                if facts.targets is not None:  # raises where there are none
+                    return facts
         return None
 
     @cached_property

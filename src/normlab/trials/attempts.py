@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -40,6 +41,7 @@ class Plan:
 
     steps: int = STEPS
     budget_s: float = 600.0
+    """Infinite for no limit: then nothing depends on the speed of the machine."""
     rates: Sequence[float] = ()
     seed: int = 0
     folder: str | Path | None = None
@@ -53,8 +55,11 @@ class Plan:
                 f"steps is {shown(self.steps)}, but must be a whole number, at least {LEAST_STEPS}: the "
                 f"mean of {LAST} losses counts"
             )
-        if not positive(self.budget_s):
-            raise UserError(f"budget_s is {shown(self.budget_s)}, but must be a number of seconds above 0")
+        if self.budget_s != math.inf and not positive(self.budget_s):
+            raise UserError(
+                f"budget_s is {shown(self.budget_s)}, but must be a number of seconds above 0, or math.inf "
+                "for no limit"
+            )
         if wrong := [rate for rate in self.rates if not positive(rate)]:
             raise UserError(f"rates has {shown(wrong[0])}, but must hold numbers above 0, as in 1e-4 1e-3")
 

@@ -4,25 +4,107 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from normlab.base.files import append_rows, regular
-from normlab.base.io import parsed
+from normlab.base.io import Amount, Positive, Size, from_plain, parsed
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
 from normlab.trace.dry_run import groups_of
 from normlab.trace.optimizers import copied
 from normlab.trace.restore import restored
 from normlab.trace.tensors import bytes_of, tensors_in
+from normlab.trials.scale import Scale
+from normlab.trials.training import Course
 
 FILE: Final = "trials.jsonl"
 MARK_S: Final = 10.0
 """If a trial is killed, at most so many of its seconds are not counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """What any row may hold; a row of nothing else marks the time."""
+
+    spent: Amount = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SetupRow(_Row):
+    setup: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MeasuredRow(_Row):
+    """The first steps of a variant."""
+
+    measured: str
+    course: Course
+    scale: Scale
+    step_s: Amount
+    seconds: Amount
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrialRow(_Row):
+    """A trial of a variant, whole unless it says why it stopped."""
+
+    trial: str
+    rate: Positive
+    steps: Size
+    losses: tuple[float, ...]
+    seconds: Amount
+    stopped: str = ""
+
+    def __post_init__(self) -> None:
+        number = len(self.losses)
+        if not 1 <= number <= self.steps:
+            raise UserError(f"losses holds {number} numbers, and a trial of {self.steps} steps has as many")
+        if not self.stopped and (number < self.steps or not all(map(math.isfinite, self.losses))):
+            raise UserError("losses is cut short or not finite, and stopped does not say why")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EndedRow(_Row):
+    """What a budget did not hold of a variant."""
+
+    ended_by: str
+    budget_s: Positive
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlannedRow(_Row):
+    planned: Size
+    steps: Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CheckRow(_Row):
+    """The answer of a check that a budget held."""
+
+    check: str
+    answer: dict[str, Any]
+    seconds: Amount
+
+
+_KINDS: Final[dict[str, type[_Row]]] = {
+    "setup": _SetupRow,
+    "measured": _MeasuredRow,
+    "trial": _TrialRow,
+    "ended_by": _EndedRow,
+    "planned": _PlannedRow,
+    "check": _CheckRow,
+}
+"""Each kind of row by the key that only it has."""
 
 
 class Journal:
@@ -41,7 +123,7 @@ class Journal:
         spent = [sum(row.get("seconds", 0.0) for row in self.rows), *(r.get("spent", 0.0) for r in self.rows)]
         self.began = (time.monotonic() if since is None else since) - max(spent)
         setups = [row["setup"] for row in self.rows if "setup" in row]
-        if self.rows and ("setup" not in self.rows[0] or not all(isinstance(own, dict) for own in setups)):
+        if self.rows and "setup" not in self.rows[0]:
             raise UserError(f"{self.path} holds no trials; name another folder")
         held = {name: mark for own in setups for name, mark in own.items()}
         self._require_same(folder, setup, held)
@@ -90,7 +172,10 @@ def _size(name: str) -> str:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The complete rows; a last one that a killed process left incomplete is cut off."""
+    """The complete rows; a last one that a killed process left incomplete is cut off.
+
+    Raises UserError with the line of a row that no trial writes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return []
@@ -98,13 +183,23 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         whole, newline, torn = file.read().rpartition(b"\n")
     if torn:
         os.truncate(path, len(whole) + len(newline))
-    try:
-        rows = [parsed(line.decode()) for line in whole.splitlines()]
-    except (UserError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged: {error}; delete it to start again") from error
-    if not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{path} holds no trials; name another folder")
+    rows = list[dict[str, Any]]()
+    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+        try:
+            rows.append(_row(line))
+        except (UserError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"{path}, line {number} is no row of trials: {error}; delete the file to start again, or "
+                "name another folder"
+            ) from error
     return rows
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    row = parsed(line.decode())
+    kinds = [_KINDS[key] for key in _KINDS if isinstance(row, dict) and key in row]
+    from_plain(kinds[0] if kinds else _Row, row)
+    return row
 
 
 def fingerprint(setup: Setup, batches: Sequence[Any], **plan: Any) -> dict[str, str]:

@@ -46,6 +46,10 @@ class Scale:
     rest: float = 0.0
     unknown: str = ""
 
+    def __post_init__(self) -> None:
+        if not self.weight or not math.isfinite(self.weight):
+            raise UserError(f"weight is {self.weight}, but must be a finite number other than 0")
+
     def nats(self, loss: float) -> float:
         """A loss in nats per target; the loss itself if no targets are known."""
         return (loss - self.rest) / self.weight

@@ -208,6 +208,10 @@ class Course:
     longest: int = 0
     """W, the most steps in which it rises; 0 if that is not known."""
 
+    def __post_init__(self) -> None:
+        if not 0 < max(self.peaks, default=0.0) < math.inf:
+            raise UserError(f"peaks is {list(self.peaks)}, but the largest must be a finite number above 0")
+
     @property
     def rate(self) -> float:
         """The largest peak of any group: the rate that the setup has today."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from normlab.base.files import reserved
 from normlab.base.units import duration
 from normlab.errors import UserError
 from normlab.setups.given import setup_of
@@ -54,10 +55,12 @@ def trial(
     Every trial begins at the same weights, and sees the same batches and random numbers; ``Course`` says
     which rates its groups have. The scan begins at the setup's own rate; ``rates`` replaces the scan.
     ``change`` repeats it with one change. If nothing is learnt in so few steps, trials at the rates whose
-    loss still falls get twice as long, until the budget is spent. Ctrl-C ends the scan and gives the answer
-    so far. With a ``folder`` the same call continues where it stopped. The setup itself does not change.
+    loss still falls get twice as long, until the budget is spent; with ``budget_s=math.inf`` the same call
+    gives the same answer on a machine of any speed. Ctrl-C ends the scan and gives the answer so far. With a
+    ``folder`` the same call continues where it stopped. The setup itself does not change.
 
-    Raises UserError for a setup that cannot be trained, and for a folder that holds another one's trials.
+    Raises UserError for a setup that cannot be trained, for a folder that holds another one's trials, and for
+    one that another process is at work in.
 
     >>> trials = normlab.trial(model, batch, loss=loss, optimizer=optimizer, rates=(1e-3, 1e-2), steps=16)
     >>> [round(one.rate, 4) for one in trials.rates], trials.page("trial.html").name
@@ -70,7 +73,7 @@ def trial(
     if setup.optimizer is None:
         raise UserError("there is no optimizer: pass optimizer=, as in torch.optim.AdamW(…, lr=1e-3)")
     try:
-        with same_globals():
+        with reserved(plan.folder), same_globals():
             return _walk(variants(setup, change, steps), plan)
     except Unknown as reason:  # something cannot be copied
         raise UserError(str(reason)) from reason
@@ -109,6 +112,10 @@ def _planned(scan: _Scan) -> tuple[int, str]:
     """The steps of a trial, and the sentence about what the first scan's time holds and can tell."""
     plan, own, share = scan.attempts.plan, scan.attempts.measured, scan.attempts.deadline
     asked = plan.steps
+    if math.isinf(plan.budget_s):
+        scan.about = len(plan.rates) or WHOLE
+        whole = duration(scan.about * asked * own.seconds[0])
+        return asked, f"no limit in time: about {scan.about} trials of {asked} steps, {whole}"
     took, step_s, planned = own.took, own.seconds[0], scan.attempts.variant.setup.declare.steps
     left = share - took
     enough = duration((took + WHOLE * asked * step_s) * plan.budget_s / share)

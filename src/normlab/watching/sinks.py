@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -13,7 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from normlab.base.files import append_rows, write_text_atomic
+from normlab.base.files import append_rows, row_line, write_text_atomic
+from normlab.base.rows import read_lines, require_probes
 from normlab.diagnosis.probes import Record, SublayerSite
 from normlab.errors import UserError
 
@@ -123,14 +123,14 @@ class RecordFile:
         path = self.path
         if not path.exists():
             return {}
-        lines = path.read_text(encoding="utf-8").splitlines()
-        rows = [(line, row) for line in lines if (row := _row(line)) is not None]
-        rows = [(line, row) for line, row in rows if row["step"] < step or step == 0]
+        rows = [row for _, row in read_lines(path)]
+        require_probes(rows, path)
+        before = [row for row in rows if row["step"] < step or step == 0]
         if step == 0:
             _set_aside(path)
         else:
-            write_text_atomic(path, "".join(f"{line}\n" for line, _ in rows))
-        return {row["step"]: row["value"] for _, row in rows if row["signal"] == "lr"}
+            write_text_atomic(path, "".join(map(row_line, before)))
+        return {row["step"]: float(row["value"]) for row in before if row["signal"] == "lr"}
 
 
 def _set_aside(path: Path) -> None:
@@ -138,11 +138,3 @@ def _set_aside(path: Path) -> None:
     for suffix in (".flight.json", ".html", path.suffix):  # the rows last, because they take the name
         if (old := path.with_suffix(suffix)).exists():
             old.rename(path.with_suffix(f".{number}{suffix}"))
-
-
-def _row(line: str) -> dict[str, Any] | None:
-    """Parse a row; None for a line that was cut off when a training was killed."""
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:
-        return None

@@ -18,12 +18,15 @@ def add(case: PublicCase) -> None:
     CASES[case.name] = case
 
 
-def report(thread: str, kind: str, *named_by: str, place: str = "*") -> Callable[[Builder], Builder]:
+def report(
+    thread: str, kind: str, *named_by: str, place: str = "*", since: tuple[str, ...] = ()
+) -> Callable[[Builder], Builder]:
     """Return a decorator that adds a builder ``x(*, faulty)`` as the cases ``x`` and ``x_twin``."""
 
     def decorate(build: Builder) -> Builder:
         name, what = build.__name__, sentence(build)
-        add(PublicCase(name, partial(build, faulty=True), kind, what, True, thread, named_by, place))
+        faulty = partial(build, faulty=True)
+        add(PublicCase(name, faulty, kind, what, True, thread, named_by, place, since))
         add(PublicCase(f"{name}_twin", partial(build, faulty=False), kind, what, False, thread))
         return build
 

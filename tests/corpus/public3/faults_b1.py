@@ -727,7 +727,7 @@ def balanced_loss(model: nn.Module, ids: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()) + 0.01 * balance
 
 
-@report("jingyaogong/minimind#859", "mixtures of experts")
+@report("jingyaogong/minimind#859", "mixtures of experts", since=("gradients",))
 def single_weight_normalised(*, faulty: bool) -> Arguments:
     """Weights are normalised though a token has one expert: each is 1, and only balance trains the router."""
     make = partial(SparseGPT, normalize_single=faulty)

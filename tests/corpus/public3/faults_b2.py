@@ -312,7 +312,7 @@ def collate(seed: int, *, mask_images: bool) -> dict[str, Tensor]:
     return {"pixel_values": pixels, "input_ids": ids, "labels": labels}
 
 
-@report("NielsRogge/Transformers-Tutorials#513", "images and text")
+@report("NielsRogge/Transformers-Tutorials#513", "images and text", since=("counted",))
 def image_places_in_the_loss(*, faulty: bool) -> Arguments:
     """Labels are a copy of the ids without padding, so that the model is asked for the image tokens."""
     batch = collate(124, mask_images=not faulty)

@@ -185,7 +185,7 @@ def holder(folder):
 
 def test_a_second_process_is_told_and_a_dead_one_lets_go(folder, holder):
     with (
-        pytest.raises(RunBusyError, match=r"another process is training .*; wait for it, or stop it"),
+        pytest.raises(RunBusyError, match=r"another process is at work in .*; wait for it, or stop it"),
         folder.lock(),
     ):
         pytest.fail("two processes in one run")

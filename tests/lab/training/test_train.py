@@ -267,7 +267,7 @@ def test_a_run_killed_while_it_translates_trains_no_further(text, tmp_path, monk
 def test_a_second_process_in_the_same_run_is_told(text, tmp_path):
     folder = train(tiny(text), tmp_path)
     folder.set_status(Status("interrupted"))
-    with folder.lock(), pytest.raises(RunBusyError, match="another process is training"):
+    with folder.lock(), pytest.raises(RunBusyError, match="another process is at work in"):
         train(tiny(text), tmp_path)
 
 

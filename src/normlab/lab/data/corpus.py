@@ -28,8 +28,11 @@ from normlab.lab.config import DataConfig
 from normlab.lab.data.tokenizer import Tokenizer
 from normlab.lab.data.vocabulary import digests, load
 
-FORMAT = 3
+FORMAT = 4
 """Version of prepared folders. Raise it when their files or the meaning of these change."""
+
+SEAL = "sha256"
+"""The entry of a manifest that holds the digest of the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,15 +145,19 @@ _BEFORE, _AFTER = 12, 20
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Read the manifest of a folder; None if the folder is missing or incomplete."""
+    """Read the manifest of a folder; None if the folder is missing or incomplete, or the manifest is not what
+    was written: its content is not looked at a second time.
+    """
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict):
-        return None
-    return manifest if all((folder / name).is_file() for name in files) else None
+    sealed = isinstance(manifest, dict) and manifest.pop(SEAL, None) == _digest_of(manifest)
+    return manifest if sealed and all((folder / name).is_file() for name in manifest["files"]) else None
+
+
+def _digest_of(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _whole(folder: Path) -> bool:
@@ -169,7 +176,9 @@ def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
         work.chmod(0o755)
         manifest = {"format": FORMAT, **fill(work)}
         manifest["files"] = {path.name: sha256_of(path) for path in sorted(work.iterdir())}
-        (work / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False), "utf-8")
+        manifest = json.loads(json.dumps(manifest))  # as it will be read
+        sealed = {**manifest, SEAL: _digest_of(manifest)}
+        (work / "manifest.json").write_text(json.dumps(sealed, ensure_ascii=False), "utf-8")
         try:
             if folder.exists() and not _whole(folder):
                 folder.rename(work / "broken")

@@ -303,6 +303,8 @@ def _library(of_set: HubSet) -> Iterator[ModuleType]:
             f"{of_set} is a Hugging Face data set, and those need the package datasets; type: pip install "
             f"'normlab[hf]'"
         ) from error
+    from yaml import YAMLError  # which the library needs
+
     bars = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
@@ -314,7 +316,7 @@ def _library(of_set: HubSet) -> Iterator[ModuleType]:
             f"{of_set} is a script, and no code of a data set is executed; save its tables as parquet, JSON "
             f"lines or CSV in a folder, and type hf:./folder#SPLIT.COLUMN"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError, YAMLError) as error:  # YAML stands at the head of its README
         raise UserError(
             f"{of_set} cannot be read ({' '.join(str(error).split())}); check its name and the part of "
             f"its split, such as train[:1000]"

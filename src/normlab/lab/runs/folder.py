@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from normlab.base.files import (
     hold,
     other_host,
     read_json,
-    regular,
     row_line,
     sync,
     write_json_atomic,
@@ -26,6 +24,7 @@ from normlab.base.files import (
 )
 from normlab.base.io import NOT_FINITE, Count, from_plain
 from normlab.base.metric import NLL, Metric, Outcome
+from normlab.base.rows import read_lines, read_reports
 from normlab.errors import UserError
 from normlab.lab.config import SEMANTICS, Config, run_id
 from normlab.lab.runs.manifest import CheckpointError
@@ -216,14 +215,7 @@ class RunFolder:
 
         Raises UserError if the file is damaged.
         """
-        path = self.path / "flight.json"
-        if not path.exists():
-            return []
-        content = read_json(path)
-        reports = content.get("reports") if isinstance(content, dict) else None
-        if not isinstance(reports, list) or not all(isinstance(report, dict) for report in reports):
-            raise UserError(f"{path} holds no flight reports; delete that file")
-        return reports
+        return read_reports(self.path / "flight.json")
 
     def cut_rows(self, step: int) -> None:
         """Drop the rows after a step and any line that was cut off; a resumed run writes them again."""
@@ -369,18 +361,11 @@ def _gone(path: Path, size: int) -> str:
 def _rows(path: Path) -> list[Row]:
     if not path.exists():
         return []
-    with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
-        *whole, _ = file.read().split("\n")
     rows: list[Row] = []
-    for number, line in enumerate(whole, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and type(row.get("step")) is int:
-            rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
-        elif number < len(whole):
+    for number, row in read_lines(path):
+        if type(row.get("step")) is not int:
             raise UserError(f"{path} is damaged in line {number}; delete that line")
+        rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
     return rows
 
 

@@ -16,6 +16,7 @@ from normlab.setups.setup import Declaration
 from normlab.trace.autograd import gradients_in, nodes_behind
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.joined import JOINING, joined
+from normlab.trace.facts.placeholders import placeholders_of
 from normlab.trace.facts.stacks import Block, block_of, find_listed_layers, find_stacks, stream_of
 from normlab.trace.facts.targets import (
     FLAT,
@@ -32,6 +33,7 @@ from normlab.trace.facts.tokens import (
     Padding,
     Tokens,
     documents_of,
+    is_offsets,
     looked_up,
     looked_up_through,
     padding_of,
@@ -82,6 +84,7 @@ class Facts:
             self.joined = joined(passed.functions, parameters, self.rows, widths)
             """The parameters that join the stream of the stacks as they are, by path."""
             self._scored = read_logits(self.trace, passed)
+            self._placeholders: dict[Place, tuple[int, ...]] = {}
             self.output = None if passed.runs_whole or self._scored else _last_read(trace, passed)
             """Where the loss reads a part of the model last, if it calls parts and has no known logits."""
 
@@ -138,13 +141,16 @@ class Facts:
 
     @cached_property
     def tokens(self) -> Tokens:
-        """The ids that the model reads; of several, the ones that the targets follow. Raises Unknown."""
+        """The ids that the model reads; of several, the ones that the targets follow, at the usual distance
+        if any do: a decoder that is to repeat its source goes on with a text of its own. Raises Unknown.
+        """
         if not self.sources:
             raise Unknown("no tensor of the batch is looked up in an embedding")
         if self._shaped and (targets := self._shaped[0][1]).ids.ndim == 2:
-            ahead = [max(targets.share(t.entry, k) for k in SHIFTS) for t in self.sources]
-            if max(ahead) > 0.9:
-                return self.sources[ahead.index(max(ahead))]
+            for distance in SHIFTS:
+                shares = [targets.share(tokens.entry, distance) for tokens in self.sources]
+                if max(shares) > 0.9:
+                    return self.sources[shares.index(max(shares))]
         return self.sources[0]
 
     @cached_property
@@ -391,17 +397,32 @@ class Facts:
         entry[:, tokens.start : tokens.start + ids.shape[1]] = ids.to(entry)
         return replaced(self.trace.batch, tokens.place, entry.T if tokens.transposed else entry)
 
+    def exchangeable(self, tokens: Tokens | None = None) -> Tensor:
+        """Return where ids `[B, T]` may be exchanged, because they keep no place for anything else."""
+        tokens = tokens or self.tokens
+        return ~torch.isin(tokens.ids, torch.tensor(self.placeholders(tokens), dtype=tokens.ids.dtype))
+
+    def placeholders(self, tokens: Tokens) -> tuple[int, ...]:
+        """Return the ids that only keep places for what comes from elsewhere in the batch."""
+        if tokens.place not in self._placeholders:
+            self._placeholders[tokens.place] = placeholders_of(self, tokens)
+        return self._placeholders[tokens.place]
+
     def other_tokens(self, pick: Tensor, tokens: Tokens | None = None) -> Any:
-        """Return the batch with another id, one that it uses elsewhere, at the picked positions `[B, T]`."""
+        """Return the batch with another id, one that it uses elsewhere, at the picked positions `[B, T]`, as
+        far as these are exchangeable.
+        """
         tokens = tokens or self.tokens
         own = (self.configured(f"{name}_token_id") for name in ("pad", "eos"))
         special = {self.declared.pad_id, self.declared.eos_id, *own, *self.borders}
+        special.update(self.placeholders(tokens))
         pool = torch.tensor([i for i in torch.unique(tokens.ids).tolist() if i >= 0 and i not in special])
         if len(pool) < 2:
             pool = torch.arange(min(tokens.vocabulary, 8))
         ids = tokens.ids
         index = torch.searchsorted(pool, ids.contiguous()).clamp(max=len(pool) - 1)
         shift = torch.randint(1, len(pool), ids.shape, generator=torch.Generator().manual_seed(1))
+        pick = pick & self.exchangeable(tokens)
         return self.with_tokens(torch.where(pick, pool[(index + shift) % len(pool)], ids), tokens)
 
     def other_values(self, place: Place) -> Iterator[Tensor]:
@@ -440,9 +461,16 @@ class Facts:
         return None
 
     def with_rows(self, order: Tensor) -> Any:
-        """Return the batch with its rows, or some of them, in this order. Raises Unknown for nested ones."""
+        """Return the batch with its rows, or some of them, in this order. Raises Unknown for nested ones, for
+        what is one row of documents, one after another, and for images that are not held row by row.
+        """
         if self.has_nested:
             raise Unknown("the batch holds a nested tensor, whose rows torch does not exchange")
+        if any(is_offsets(x, self.rows) and len(x) != self.rows for x in self.entries.values()):
+            raise Unknown("the batch is one row of documents, one after another, as their offsets say")
+        loose = [x for x in self.entries.values() if x.is_floating_point() and x.ndim > 1]
+        if any(len(x) != self.rows for x in loose) and any(map(self.placeholders, self.sources)):
+            raise Unknown("what lies in places of the rows is not held row by row: rows cannot be exchanged")
         return map_tensors(
             self.trace.batch, lambda _, x: x[order.to(x.device)] if x.ndim and x.shape[0] == self.rows else x
         )

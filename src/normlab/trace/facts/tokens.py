@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -51,13 +51,16 @@ def looked_up(entries: Mapping[Place, Tensor], lookups: Sequence[FunctionCall], 
         ids, table = call.argument(0, "input"), call.argument(1, "weight")
         if not isinstance(ids, Tensor) or ids.is_nested or ids.ndim not in (1, 2):
             continue
-        # labels may hold the same numbers: the entry that the table reads itself comes first
+        # labels may hold the same numbers: the entry that the table reads itself comes first, and alone
         for place, entry in sorted(integers.items(), key=lambda item: not _share(ids, item[1])):
             tokens = _match(ids, place, entry, (rows, len(table)))
-            if tokens is None or place in found:
+            if tokens is None:
                 continue
-            if len(tokens.ids) < 2 or bool((tokens.ids != tokens.ids[:1]).any()):  # others are positions
+            are_positions = len(tokens.ids) > 1 and bool((tokens.ids == tokens.ids[:1]).all())
+            if place not in found and not are_positions:
                 found[place] = tokens
+            if _share(ids, entry):
+                break
     return list(found.values())
 
 
@@ -73,14 +76,10 @@ def looked_up_through(facts: Facts, known: Sequence[Tokens]) -> list[Tokens]:
     places = {tokens.place for tokens in known}
     tables = {i: call for i, call in enumerate(facts.lookups) if _may_be_tokens(call, facts, known)}
     for place, entry in facts.entries.items() if tables else ():
-        if place in places or entry.ndim != 2 or entry.is_floating_point() or entry.dtype == torch.bool:
-            continue
-        values = torch.unique(entry[entry >= 0])
-        if len(values) < 2 or entry.shape[0] != facts.rows:
+        if place in places or not _may_hold_tokens(entry, facts.rows):
             continue
         picked = (torch.rand(entry.shape, generator=draw) < 0.5).to(entry.device)
-        index = torch.searchsorted(values, entry.clamp_min(int(values[0])).contiguous())
-        changed = torch.where(picked, values[(index + 1) % len(values)], entry)
+        changed = with_others(entry, picked)
         again = facts.lookups_of(facts.trace.again(batch=replaced(facts.trace.batch, place, changed)))
         for i, call in tables.items():
             if len(again) != len(facts.lookups):
@@ -98,6 +97,51 @@ def looked_up_through(facts: Facts, known: Sequence[Tokens]) -> list[Tokens]:
                 found.append(Tokens(place, part, column, False, vocabulary, ids))
                 break
     return sorted(found, key=lambda tokens: -tokens.vocabulary)
+
+
+def hidden_tokens(facts: Facts) -> Iterator[tuple[Place, Tensor]]:
+    """Yield entries of the batch that lookups read in part, and the mask over them of what is hidden: at
+    these places the same id is looked up whatever stands there, though a later token of the row is read. What
+    is hidden at random does not count.
+    """
+    tables = {i: call for i, call in enumerate(facts.lookups) if _may_be_tokens(call, facts, ())}
+    if not tables or not _same_lookups(facts.lookups, facts.lookups_of(facts.trace.again(seed=1))):
+        return
+    for place, entry in facts.entries.items():
+        if not _may_hold_tokens(entry, facts.rows):
+            continue
+        everywhere = torch.ones_like(entry, dtype=torch.bool)
+        changed = replaced(facts.trace.batch, place, with_others(entry, everywhere))
+        again = facts.lookups_of(facts.trace.again(batch=changed))
+        for i, call in tables.items():
+            ids = call.argument(0, "input")
+            if len(again) != len(facts.lookups) or entry.shape[1] < ids.shape[1]:
+                continue
+            read = ids != again[i].argument(0, "input")
+            followed = read.flip(1).cumsum(1).flip(1) > 0
+            hidden = followed & ~read
+            if hidden.any() and len(torch.unique(ids[hidden])) == 1:
+                yield place, F.pad(hidden, (0, entry.shape[1] - ids.shape[1]))
+
+
+def _same_lookups(one: Sequence[FunctionCall], other: Sequence[FunctionCall]) -> bool:
+    pairs = zip(one, other, strict=False)
+    same = (torch.equal(a.argument(0, "input"), b.argument(0, "input")) for a, b in pairs)
+    return len(one) == len(other) and all(same)
+
+
+def _may_hold_tokens(entry: Tensor, rows: int) -> bool:
+    """Return whether an entry of the batch holds a row of whole numbers, of several values, for each row."""
+    if entry.ndim != 2 or entry.is_floating_point() or entry.dtype == torch.bool or entry.shape[0] != rows:
+        return False
+    return len(torch.unique(entry[entry >= 0])) > 1
+
+
+def with_others(entry: Tensor, picked: Tensor) -> Tensor:
+    """Return an entry with another one of its numbers at the picked places."""
+    values = torch.unique(entry[entry >= 0])
+    index = torch.searchsorted(values, entry.clamp_min(int(values[0])).contiguous())
+    return torch.where(picked, values[(index + 1) % len(values)], entry)
 
 
 def _is_function_of(ids: Tensor, looked_up: Tensor) -> bool:
@@ -188,7 +232,7 @@ class Padding(NamedTuple):
     pad_id: int | None
     """The id that fills up rows, if there is one."""
     ends_texts: bool = False
-    """Whether a real token has that id, too: it fills up rows and ends texts."""
+    """Whether the last real token of a row has that id, too: it ends texts and fills up rows."""
 
     @property
     def side(self) -> str:
@@ -244,8 +288,9 @@ def padding_of(facts: Facts, tokens: Tokens) -> Padding:
         if real is not None:
             fill = torch.unique(tokens.ids[~real])
             pad = int(fill[0]) if len(fill) == 1 else declared
-            ends_texts = pad is not None and bool((tokens.ids[real] == pad).any())
-            return Padding(real, str(place[-1]) if place else "mask", place, pad, ends_texts)
+            return Padding(
+                real, str(place[-1]) if place else "mask", place, pad, _ends_in(pad, tokens.ids, real)
+            )
     tables = (m.padding_idx for m in facts.trace.model.modules() if isinstance(m, nn.Embedding))
     index = next((i for i in tables if i is not None), None)
     configured, ends = (facts.configured(f"{name}_token_id") for name in ("pad", "eos"))
@@ -302,6 +347,12 @@ def real_tokens(ids: Tensor, pad: int, *, ends: bool = False) -> Tensor:
     if ends or bool(filled[:, 0].all()):  # where every row begins with it, it is a start
         return ~right
     return ~(right | (left & ~filled.all(1, keepdim=True)))
+
+
+def _ends_in(pad: int | None, ids: Tensor, real: Tensor) -> bool:
+    """Return whether each row that is filled up on the right has this id as its last real token."""
+    last = real & ~F.pad(real[:, 1:], (0, 1), value=True)
+    return pad is not None and bool(last.any()) and bool((ids[last] == pad).all())
 
 
 def _ends_are_asked_for(facts: Facts, tokens: Tokens, pad: int) -> bool:
@@ -464,12 +515,18 @@ def _changes(numbers: Tensor) -> Tensor | None:
 
 def _offsets(offsets: Tensor, ids: Tensor) -> Tensor | None:
     """Return the numbers from cumulative lengths, from 0 to the length of the one flat row."""
-    whole = len(offsets) > 2 and (int(offsets[0]), int(offsets[-1])) == (0, ids.numel())
-    if not whole or not bool((offsets.diff() > 0).all()):
+    if not is_offsets(offsets, ids.numel()):
         return None
     starts = torch.zeros(ids.numel(), dtype=torch.long)
     starts[offsets[1:-1].long()] = 1
     return starts.cumsum(0).reshape(ids.shape)
+
+
+def is_offsets(x: Tensor, length: int) -> bool:
+    """Return whether a tensor counts up from 0 to this length, as the offsets of several documents do."""
+    if x.ndim != 1 or len(x) < 3 or x.is_floating_point() or x.dtype == torch.bool:
+        return False
+    return (int(x[0]), int(x[-1])) == (0, length) and bool((x.diff() > 0).all())
 
 
 def _declared(facts: Facts, declared: object) -> Tensor:

@@ -17,6 +17,7 @@ from normlab.trace.compare import distance
 from normlab.trace.facts.adapters import ADDED, Adapter, adapters_in
 from normlab.trace.facts.stacks import ListedLayer, Stacks, siblings, stream_of
 from normlab.trace.functions import OWN, RUNNING, FunctionCall
+from normlab.trace.tensors import Place, at
 from normlab.trace.trace import Event, Trace
 
 Node = Any
@@ -180,6 +181,25 @@ def _is_mapped_outside(left: Node, made: Collection[Node]) -> bool:
     return any(_is_map(n, MAPS) and n not in made for n in nodes_behind(left, beyond=beyond))
 
 
+def features_read(trace: Trace, place: Place) -> Tensor:
+    """Return which features of an entry `[…, F]` of the batch are multiplied by parameters as they are: of
+    which a slice is the first factor of a product, which sums over them.
+    """
+    entry = at(trace.batch, place)
+    read = torch.zeros(entry.shape[-1], dtype=torch.bool)
+    if not entry.is_contiguous():
+        return read
+    for call in trace.functions(*MULTIPLIED):
+        x = call.argument(0, "input")
+        if not isinstance(x, Tensor) or not any(isinstance(a, nn.Parameter) for a in call.args):
+            continue
+        is_slice = x.untyped_storage().data_ptr() == entry.untyped_storage().data_ptr()
+        if is_slice and x.stride() == entry.stride():
+            start = (x.storage_offset() - entry.storage_offset()) % len(read)
+            read[start : start + x.shape[-1]] = True
+    return read
+
+
 def alike(stacks: Stacks, scores: Iterable[Scores]) -> Iterator[dict[str, Scores]]:
     """Yield scores by their module, grouped by their place in the block."""
     calls: dict[str, list[Scores]] = defaultdict(list)
@@ -231,7 +251,7 @@ def _read(
     module: str, factor: float, queries: torch.Size, pair: tuple[Node | None, Node | None]
 ) -> Scores | None:
     """Return the scores of queries `[B, H, T, D]`, or `[B, T, D]` where there is one head."""
-    if None in pair or any(_parameter(one) is not None for one in pair):
+    if None in pair or any(parameter_behind(one) is not None for one in pair):
         return None
     constants = [_rotated(one) for one in pair]
     behind = [n for one in pair for n in _upstream(one, PRODUCTS | ANGLES)]
@@ -268,7 +288,7 @@ def _matrix(end: Node) -> Tensor | None:
         id(p): p
         for n in _of_full_rank(products)
         for one in _before(n)
-        if (p := _parameter(one)) is not None and p.ndim > 1
+        if (p := parameter_behind(one)) is not None and p.ndim > 1
     }
     return next(iter(own.values())) if len(own) == 1 else None
 
@@ -366,13 +386,13 @@ def _comes_from(y: Tensor, x: Tensor, stop: Collection[str] = (), axes: Collecti
     return y is x or any(getattr(n, "variable", None) is x for n in _upstream(y.grad_fn, stop, axes))
 
 
-def _parameter(node: Node) -> nn.Parameter | None:
+def parameter_behind(node: Node) -> nn.Parameter | None:
     """Return the parameter that a node passes on, times a constant or with its entries moved."""
     variable = getattr(_scaled(node)[1], "variable", None)
     return variable if isinstance(variable, nn.Parameter) else None
 
 
-def _multiplier(node: Node) -> Tensor | None:
+def multiplier(node: Node) -> Tensor | None:
     """Return what a node multiplies or divides by, if that has no graph of its own."""
     if _operation(node) not in ("Mul", "Div") or len(_before(node)) != 1:
         return None
@@ -383,7 +403,7 @@ def _multiplier(node: Node) -> Tensor | None:
 
 def _constant(node: Node) -> float | None:
     """Return the number that a node multiplies by; None if it is another operation or has no such number."""
-    other = _multiplier(node)
+    other = multiplier(node)
     if other is None or other.numel() != 1:
         return None
     value = float(other)
@@ -433,7 +453,7 @@ def _products_in(node: Node) -> list[Node]:
 
 def factors(node: Node) -> tuple[nn.Parameter, ...]:
     """Return the matrices whose products with something a node passes on or sums."""
-    read = (_parameter(n) for _, one in _summands(node) for n in _before(one))
+    read = (parameter_behind(n) for _, one in _summands(node) for n in _before(one))
     return tuple(p for p in read if p is not None and p.ndim > 1)
 
 
@@ -441,14 +461,14 @@ def _rotated(node: Node) -> float | None:
     """Return the one constant factor on a node's features, even through a rotation of them, or None."""
 
     def turns(n: Node) -> bool:
-        by = _multiplier(n) if _operation(n) == "Mul" else None  # cosines differ from feature to feature
+        by = multiplier(n) if _operation(n) == "Mul" else None  # cosines differ from feature to feature
         by_table = by is not None and by.ndim > 0 and by.shape[-1] > 1
         return _operation(n) in TURNS or by_table or _is_turned(n)
 
     ends = [
         (factor, one)
         for factor, one in _ends(node, turns)
-        if _parameter(one) is None and _operation(one) not in ANGLES
+        if parameter_behind(one) is None and _operation(one) not in ANGLES
     ]
     whole = _of_full_rank([one for _, one in ends])  # a correction may have a factor of its own
     factors = {round(factor, 9) for factor, one in ends if one in whole}

@@ -1,7 +1,7 @@
 """Faults planted in small trainings, and what the flight recorder says of each.
 
-    python benchmarks/faults.py             # print the reports
-    python benchmarks/faults.py --write     # write docs/flight-recorder.md, too
+    python benchmarks/planted.py             # print the reports
+    python benchmarks/planted.py --write     # write docs/flight-recorder.md, too
 
 A fault is planted from outside, as code of a user's would do it: by a hook on the model or the optimizer, or
 by a task whose batches are changed. The product has no option for it.
@@ -304,7 +304,7 @@ TEXT = """# Probes in training, and the flight recorder
 This page shows what probes and the flight recorder reveal about a training, what they cost, and
 which planted faults they find.
 
-The page is written by `python benchmarks/faults.py --write`; its costs come from
+The page is written by `python benchmarks/planted.py --write`; its costs come from
 `python benchmarks/probing.py --write`.
 
 ## Probes
