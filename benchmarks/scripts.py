@@ -6,11 +6,13 @@ the start of Python and the import of torch, as a user waits for them; the recor
 step and proves that the first can be repeated. Seconds are the processor's, of one thread.
 
     python benchmarks/scripts.py --repeats 5
+    python benchmarks/scripts.py --repeats 5 --write    # write benchmarks/results/scripts.json, too
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -48,6 +50,7 @@ except UserError:
 os._exit(0)
 """
 """Records a script and makes a setup of it, which includes the proof that its step can be repeated."""
+RESULTS = ROOT / "benchmarks/results/scripts.json"
 MOST_TIMES, MOST_SECONDS = 1.3, 2.0
 
 
@@ -72,21 +75,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[], help="names of scripts")
+    parser.add_argument("--write", action="store_true", help="write the results file")
     asked = parser.parse_args()
     scripts = [s for s in [*REPEATED, *UNREPEATABLE] if not asked.only or s.name in asked.only]
-    slow = []
+    slow, rows = [], []
     print(f"{'script':18} {'alone':>7} {'recorded':>9} {'times':>6} {'more':>7}")
     for script in scripts:
         pairs = [(seconds(ALONE, script), seconds(RECORDED, script)) for _ in range(asked.repeats)]
         alone, recorded = (statistics.median(column) for column in zip(*pairs, strict=True))
         times, more = recorded / alone, recorded - alone
         print(f"{script.name:18} {alone:6.2f}s {recorded:8.2f}s {times:6.2f} {more:6.2f}s", flush=True)
+        rows.append({"script": script.name, "alone_s": round(alone, 2), "recorded_s": round(recorded, 2)})
         if times > MOST_TIMES and more > MOST_SECONDS:
             slow.append(script.name)
+    factors = [row["recorded_s"] / row["alone_s"] for row in rows]
+    seconds_more = [row["recorded_s"] - row["alone_s"] for row in rows]
+    for name, values, unit in (("times", factors, ""), ("more", seconds_more, " s")):
+        print(f"{name}: median {statistics.median(values):.2f}{unit}, largest {max(values):.2f}{unit}")
     print(
         f"{len(scripts) - len(slow)} of {len(scripts)} take at most {MOST_TIMES} times as long, or "
         f"{MOST_SECONDS:g} s more; the others: {', '.join(slow) or 'none'}"
     )
+    if asked.write:
+        results = {"repeats": asked.repeats, "scripts": rows}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

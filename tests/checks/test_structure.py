@@ -28,13 +28,16 @@ class Attending(nn.Module):
         return q @ k.transpose(-1, -2) * self.factor
 
     def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x)
+
+    def branch(self, x: Tensor) -> Tensor:
         rows, width, _ = x.shape
         q, k, v = (
             t.view(rows, width, HEADS, -1).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)
         )
         later = torch.ones(width, width, dtype=torch.bool).triu(1)
         weights = self.scores(q, k).masked_fill(later, -1e9).softmax(self.axis)
-        return x + self.out((weights @ v).transpose(1, 2).reshape(rows, width, DIM))
+        return self.out((weights @ v).transpose(1, 2).reshape(rows, width, DIM))
 
 
 class Wide(Attending):
@@ -697,3 +700,104 @@ def test_a_buffer_that_holds_a_wrong_scale_is_named():
     assert first(report) == ("attention_scale", "blocks.0")
     assert f"buffer factor is {DIM**-0.5:.4g}" in report.failures[0].evidence
     assert report_of("attention_scale", model=with_scale((DIM / HEADS) ** -0.5)).holds == ("attention_scale",)
+
+
+# ------------------------------------------------------------------------------------ layers that are lists
+class Reading(Attending):
+    """An attention alone: what it makes of the stream is added by whoever calls it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.branch(x)
+
+
+class Lists(Decoder):
+    """Layers that are lists of an attention and a feed-forward, and are never called themselves."""
+
+    def __init__(self, norms: type[nn.Module] = nn.Identity):
+        super().__init__(0.0)
+        branches = [nn.Sequential(nn.Linear(DIM, 32), nn.GELU(), nn.Linear(32, DIM)) for _ in range(3)]
+        self.blocks = nn.ModuleList(nn.ModuleList([Reading(), branch]) for branch in branches)
+        self.before = norms(DIM)
+
+    def after(self, x: Tensor, branch: Tensor, layer: int) -> Tensor:
+        return x + branch
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for i, (attention, feed_forward) in enumerate(self.blocks):
+            x = x + attention(self.before(x))
+            x = self.after(x, feed_forward(self.before(x)), i)
+        return self.head(self.norm(x))
+
+
+class ListsWithoutStream(Lists):
+    def after(self, x: Tensor, branch: Tensor, layer: int) -> Tensor:
+        return branch
+
+
+class ListsThatLoseItOnce(Lists):
+    def after(self, x: Tensor, branch: Tensor, layer: int) -> Tensor:
+        return branch if layer == 1 else x + branch
+
+
+class ListsWithSquareMaps(Lists):
+    """The maps of each feed-forward are as wide as the stream, and only add to it together."""
+
+    def __init__(self):
+        super().__init__()
+        for layer in self.blocks:
+            layer[1] = nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, DIM), Caught(), nn.Linear(DIM, DIM))
+
+
+class Caught(nn.Module):
+    """A gate of parameters that are no matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.bias = nn.Parameter(torch.ones(DIM)), nn.Parameter(torch.zeros(DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.gain * x + self.bias)
+
+
+class ListsOfTwoStreams(Lists):
+    """Two streams, which are mixed before each layer reads one and adds to both."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        streams = self.embed(ids)[..., None].repeat(1, 1, 1, 2)
+        mix = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=streams.dtype)
+        for attention, feed_forward in self.blocks:
+            for branch in (attention, feed_forward):
+                streams = streams @ mix
+                streams = streams + branch(streams[..., 0])[..., None]
+        return self.head(self.norm(streams.sum(-1)))
+
+
+class ListsSideBySide(Lists):
+    """Each list reads the embedding, and the sum goes on."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        branches = [attention(x) + feed_forward(x) for attention, feed_forward in self.blocks]
+        return self.head(self.norm(torch.stack(branches).sum(0)))
+
+
+@pytest.mark.parametrize(
+    "model", [Lists, lambda: Lists(nn.LayerNorm), ListsWithSquareMaps, ListsOfTwoStreams]
+)
+def test_layers_that_are_lists_pass_their_stream_on(model: Callable[[], nn.Module]):
+    assert report_of("residual", model=model()).holds == ("residual",)
+
+
+@pytest.mark.parametrize("norms", [nn.Identity, nn.LayerNorm])
+@pytest.mark.parametrize(
+    ("kind", "place"), [(ListsWithoutStream, "blocks.0"), (ListsThatLoseItOnce, "blocks.1")]
+)
+def test_layers_that_are_lists_and_lose_their_stream_fail(
+    kind: type[Lists], place: str, norms: type[nn.Module]
+):
+    assert first(report_of("residual", model=kind(norms))) == ("residual", place)
+
+
+def test_lists_and_parts_that_do_not_follow_each_other_are_no_layers():
+    assert "residual" in report_of("residual", model=ListsSideBySide()).untestable

@@ -345,3 +345,80 @@ def test_logits_in_parts_or_one_shorter_are_logits(kind: type[nn.Module], loss: 
     assert report_of(*names, model=kind(), loss=loss).holds == names
     assert first(report_of("reach", model=blind(kind()), loss=loss))[0] == "reach"
     assert first(report_of("causality", model=looking_ahead(kind()), loss=loss))[0] == "causality"
+
+
+class Turning(Attending):
+    """A fused attention that rotates queries, or keys, or both."""
+
+    rotates = "qk"
+
+    def branch(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        q = rotated(q) if "q" in self.rotates else q
+        k = rotated(k) if "k" in self.rotates else k
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class MixedWithTheTokenBefore(Decoder):
+    """What tells the first token from the others, and hides from the outputs that attention sees no order."""
+
+    def __init__(self, rotates: str):
+        super().__init__(0.0)
+        self.blocks = nn.ModuleList(Turning() for _ in range(2))
+        for block in self.blocks:
+            block.rotates = rotates
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        x = x + 0.5 * F.pad(x, (0, 0, 1, 0))[:, :-1]
+        for block in self.blocks:
+            x = block(x / x.norm(dim=-1, keepdim=True)) + x
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("rotates", "failing"), [("qk", ("", "")), ("q", ("order", "blocks.0")), ("k", ("order", "blocks.0"))]
+)
+def test_queries_and_keys_are_turned_alike(rotates: str, failing: tuple[str, str]):
+    assert first(report_of("order", model=MixedWithTheTokenBefore(rotates))) == failing
+
+
+class ImageClasses(Decoder):
+    """Cuts images into squares by moving their numbers, and gives each a row of a table, or all one row."""
+
+    SIDE = 4
+
+    def __init__(self, rows_used: int):
+        super().__init__(0.0)
+        self.rows_used = rows_used
+        self.cut, self.read = nn.PixelUnshuffle(self.SIDE), nn.Linear(3 * self.SIDE**2, DIM)
+        self.places = nn.Parameter(torch.randn(1, 4, DIM))
+        self.blocks = nn.ModuleList(Seeing() for _ in range(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.read(self.cut(images).flatten(2).mT) + self.places[:, : self.rows_used]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x.mean(1)))
+
+
+class Seeing(Attending):
+    """An attention without a mask."""
+
+    def branch(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(("rows_used", "failing"), [(4, ("", "")), (1, ("order", "read"))])
+def test_patches_that_all_get_one_position_have_no_order(rows_used: int, failing: tuple[str, str]):
+    torch.manual_seed(1)
+    batch = (torch.rand(5, 3, 8, 8), torch.randint(0, 23, (5,)))
+    report = report_of(
+        "order",
+        model=ImageClasses(rows_used),
+        batches=batch,
+        loss=lambda model, given: F.cross_entropy(model(given[0]), given[1]),
+    )
+    assert not report.untestable
+    assert first(report) == failing

@@ -23,10 +23,14 @@ ADDED = "x = x + branch(norm(x)) for each branch"
 )
 def residual(step: StepUnderTest) -> Answers:
     """Blocks run in order, each on the output of the one before, and scale the residual stream alike."""
-    needs(step.facts.stacks, "no numbered blocks pass a stream on")
+    listed = [layers for layers in step.facts.listed.values() if layers]
+    needs(step.facts.stacks or listed, "no numbered blocks pass a stream on")
     for name, blocks in step.facts.stacks.items():
         yield from _in_order(step, name, blocks)
-        yield from _passes_through(step, blocks)
+        streams = step.wiring.streams
+        yield from _passes_through(step, {b.path: streams[b.path] for b in blocks if b.path in streams})
+    for layers in listed:
+        yield from _passes_through(step, {path: (kept, True) for path, kept in layers.items()})
     yield from _dropped(step)
     for blocks in step.facts.stacks.values():
         yield from _by_one_factor(blocks, step.scaled.factors)
@@ -66,12 +70,13 @@ def _in_order(step: StepUnderTest, name: str, blocks: Sequence[stacks.Block]) ->
             yield fail(after.path, say, "pass each output on")
 
 
-def _passes_through(step: StepUnderTest, blocks: Sequence[stacks.Block]) -> Answers:
-    """Each output holds its block's input, unless none does and none attends."""
-    read = step.wiring
-    here = {b.path: read.streams[b.path] for b in blocks if b.path in read.streams}
+def _passes_through(step: StepUnderTest, here: Mapping[str, tuple[bool, bool]]) -> Answers:
+    """Each output holds its block's input, unless none does and none attends.
+
+    ``here`` says, by block, whether its output holds its input unchanged, and whether it does so at all.
+    """
     lost = [path for path, (kept, _) in here.items() if not kept]
-    attending = any(stacks.within(m, p) for m in read.attending for p in here)
+    attending = any(stacks.within(m, p) for m in step.wiring.attending for p in here)
     if lost and (len(lost) < len(here) or attending):
         cut = "every way crosses a matrix product" if here[lost[0]][1] else "no gradient flows"
         yield fail(lost[0], f"{cut} from its output to its input ({len(lost)} of {len(here)} blocks)", ADDED)

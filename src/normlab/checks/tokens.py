@@ -32,6 +32,7 @@ from normlab.trace.tensors import Place, map_tensors, place_name, replaced
 
 ROUNDINGS = 8
 """A score may be off by so many roundings of the model's own type, in which tables of angles may be kept."""
+ALIKE = "rotate queries and keys alike, along the axis of positions"
 ORDERED = "add position embeddings, or rotate queries and keys alike; or declare positions=False"
 UNORDERED = "positions=False is declared: remove the positions, or do not declare it"
 
@@ -292,6 +293,10 @@ def _in_each_layer(step: StepUnderTest) -> Answers:
         return
     if first.values is not None and equivalents.variation(first.values, 2) > least:
         yield fail(first.module, "values of one repeated token differ by position", "do not rotate values")
+    if first.turned is not None and min(first.turned) < least < max(first.turned):
+        turned, other = ("queries", "keys") if first.turned[0] > least else ("keys", "queries")
+        say = f"{turned} of one repeated token are turned by their position, but {other} are not"
+        yield fail(first.module, say, ALIKE)
     # whatever attention weighs equal values by, their mean is the same at each position: outputs that differ
     # get their order from something else that follows, such as a recurrence or a convolution
     outputs = compare.laid_out(step.logits(trace), rows, width)
@@ -302,7 +307,7 @@ def _in_each_layer(step: StepUnderTest) -> Answers:
         yield fail(first.module, say, ORDERED)
     if first.slope >= least and (size := first.beyond_distance) > least:
         say = f"{same} depend on more than the distance, by {size:.1e} of their size"
-        yield fail(first.module, say, "rotate queries and keys alike, along the axis of positions")
+        yield fail(first.module, say, ALIKE)
     if flat and not elsewhere:
         say, place = f"{len(flat)} of {len(layers)} layers see no positions", flat[0].module
         few, every = len(flat) > 1 or len(layers) < 3, [one.module for one in layers]

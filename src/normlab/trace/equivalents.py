@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -20,7 +21,7 @@ from normlab.trace.facts.tokens import Arranged, Padding, Tokens, restarts
 from normlab.trace.functions import FunctionCall, Functions
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import Place, apart, copied_batch, first_calls, map_tensors, replaced, tensors_in
-from normlab.trace.trace import Trace
+from normlab.trace.trace import Event, Trace
 
 DRAWS: Final = 3
 WHOLE: Final = (torch.int32, torch.int64)
@@ -299,23 +300,50 @@ def _two_change_places(x: Tensor, y: Tensor, limit: float) -> bool:
 def exchanged_patches(facts: Facts, logits: Tensor) -> _Exchange:
     """Exchange two patches of each image. Raises Unknown if none is cut into patches."""
     model, batch = facts.trace.model, facts.trace.batch
-    for event in facts.trace.events:
-        module = model.get_submodule(event.module)
-        if not isinstance(module, nn.Conv2d) or module.kernel_size != module.stride or not facts.stacks:
-            continue
-        images = event.inputs[0]
-        place = next((p for p, x in facts.entries.items() if x.shape == images.shape), None)
-        high, wide = module.stride
-        down, across = images.shape[2] // high, images.shape[3] // wide
-        if place is None or logits.ndim != 2 or min(down, across) < 2:
-            continue
-        one, other = (..., slice(high), slice(wide)), (..., slice(high, 2 * high), slice(wide, 2 * wide))
-        swapped = facts.entries[place].clone()
-        swapped[one], swapped[other] = swapped[other].clone(), swapped[one].clone()
-        counts = {down * across + more for more in range(3)}
-        held = any(counts & {*p.shape} for p in model.parameters())
-        return _Exchange(replaced(batch, place, swapped), logits, event.module, held)
+    has_layers = bool(facts.stacks) or any(facts.listed.values())
+    images = {place: x for place, x in facts.entries.items() if x.ndim == 4}
+    calls = facts.trace.events if has_layers and logits.ndim == 2 else ()
+    for event in calls:
+        for place, x in images.items():
+            size = _size_of_patches(model.get_submodule(event.module), event, x)
+            if size is None:
+                continue
+            high, wide = size
+            down, across = x.shape[2] // high, x.shape[3] // wide
+            if min(down, across) < 2:
+                continue
+            one, other = _first_two(high, wide)
+            swapped = x.clone()
+            swapped[one], swapped[other] = x[other], x[one]
+            counts = {down * across + more for more in range(3)}
+            held = any(counts & {*p.shape} for p in model.parameters())
+            return _Exchange(replaced(batch, place, swapped), logits, event.module, held)
     raise Unknown("the batch holds neither tokens nor an image that is cut into patches")
+
+
+def _size_of_patches(module: nn.Module, event: Event, images: Tensor) -> tuple[int, int] | None:
+    """Return the height and width of the patches into which a call cuts images `[B, C, H, W]`: by a
+    convolution, or by any rearrangement, which gives rows of the same numbers. None if it does not.
+    """
+    if isinstance(module, nn.Conv2d):
+        cuts = module.kernel_size == module.stride and event.inputs[0].shape == images.shape
+        return (module.stride[0], module.stride[1]) if cuts else None
+    for rows in (*event.inputs, *event.outputs):
+        if rows.ndim != 3 or len(rows) != len(images) or rows.numel() != images.numel():
+            continue
+        area = images[0, 0].numel() / rows.shape[1]
+        side = math.isqrt(int(area))
+        if side * side != area or any(length % side for length in images.shape[2:]):
+            continue
+        squares = [images[place].flatten(1) for place in _first_two(side, side)]
+        if all(torch.equal(a.sort().values, rows[:, i].to(a).sort().values) for i, a in enumerate(squares)):
+            return side, side
+    return None
+
+
+def _first_two(high: int, wide: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the places of the first two patches of each image."""
+    return (..., slice(high), slice(wide)), (..., slice(high), slice(wide, 2 * wide))
 
 
 def one_token(facts: Facts) -> Any:
@@ -340,6 +368,18 @@ class _Repeated(NamedTuple):
     scores: Tensor
     """`[B, H, T, T]`, before the softmax."""
     values: Tensor | None
+    read: tuple[Tensor, Tensor] | None = None
+    """Queries and keys, `[B, H, T, D]`, if they are seen."""
+
+    @property
+    def turned(self) -> tuple[float, float] | None:
+        """How far the directions of queries, and those of keys, differ among positions. Their sizes may, as
+        where queries are scaled by how many keys they see.
+        """
+        if self.read is None:
+            return None
+        queries, keys = (variation(F.normalize(x, dim=-1), 2) for x in self.read)
+        return queries, keys
 
     @property
     def seen(self) -> Tensor:
@@ -385,7 +425,7 @@ def repeated(trace: Trace, width: int) -> Iterator[_Repeated]:
         scores, bias = call.products().detach(), call.argument(3, "attn_mask")
         if isinstance(bias, Tensor) and bias.is_floating_point():
             scores = scores + bias
-        yield _Repeated(call.module, scores, call.argument(2, "value").detach())
+        yield _Repeated(call.module, scores, call.argument(2, "value").detach(), (q.detach(), k.detach()))
 
 
 def _of_tokens(scores: Tensor) -> Tensor | None:

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.setups.setup import Declaration
-from normlab.trace.autograd import gradients_in
+from normlab.trace.autograd import gradients_in, nodes_behind
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.joined import JOINING, joined
 from normlab.trace.facts.placeholders import placeholders_of
-from normlab.trace.facts.stacks import Block, block_of, find_stacks, stream_of
+from normlab.trace.facts.stacks import Block, block_of, find_listed_layers, find_stacks, stream_of
 from normlab.trace.facts.targets import (
     FLAT,
     LOOKED_UP,
@@ -39,7 +39,7 @@ from normlab.trace.facts.tokens import (
     padding_of,
     real_frames_of,
 )
-from normlab.trace.facts.wiring import passes_on
+from normlab.trace.facts.wiring import passed_by, passes_on
 from normlab.trace.functions import FunctionCall
 from normlab.trace.tensors import Place, Tap, at, map_tensors, replaced, rows_of, tensors_in
 from normlab.trace.trace import Event, Pass, Trace
@@ -66,7 +66,16 @@ class Facts:
             self.loss = None if passed.loss is None else passed.loss.detach()
             self.lookups = [f._replace(result=None) for f in self._own_lookups(trace, passed)]
             self.order = [e.module for e in passed.events]
-            self.stacks: dict[str, list[Block]] = find_stacks(trace.model, passed.events, passes_on)
+            listed = find_listed_layers(trace.model, passed.events)
+            self.listed = {name: passed_by(layers) for name, layers in listed.items()}
+            """For each layer that is a list, by its stack, whether it passes its stream on."""
+            self.stacks: dict[str, list[Block]] = find_stacks(
+                trace.model,
+                passed.events,
+                passes_on,
+                partial(_is_behind, passed.loss),
+                [path for layers in self.listed.values() for path in layers],
+            )
             blocks = {b.path for b in self.blocks}
             self.calls = [_block_call(event) for event in passed.events if event.module in blocks]
             self.streams = {c.path: (c.read, c.written) for c in self.calls if not c.number}
@@ -498,6 +507,12 @@ def _last_read(trace: Trace, passed: Pass) -> Tap | None:
                 if gradient is not None:
                     return Tap(event.module, "output", place, event.call)
     return None
+
+
+def _is_behind(loss: Tensor | None, x: Tensor) -> bool:
+    """Return whether the graph of a loss holds what made a tensor."""
+    made_by = x.grad_fn
+    return loss is not None and made_by is not None and any(n is made_by for n in nodes_behind(loss.grad_fn))
 
 
 def _block_call(event: Event) -> BlockCall:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise, takewhile
 from typing import Any, Final, NamedTuple
@@ -32,19 +32,66 @@ Stacks = Mapping[str, Sequence[Block]]
 """Blocks by the path of their container, plus what comes before the number in its children's names."""
 
 
+class ListedLayer(NamedTuple):
+    """A numbered layer that is a list: its parts are called, and it never is."""
+
+    path: str
+    read: Tensor
+    """What its first part read."""
+    written: tuple[Tensor, ...]
+    """What its parts wrote."""
+    left: Tensor
+    """What the next call outside of it read; if none follows, what a module around it wrote."""
+
+
 def stream_of(tensors: Iterable[Tensor]) -> Tensor | None:
     """Return the first floating tensor `[..., D]` that a block reads or writes."""
     return next((x for x in tensors if x.is_floating_point() and x.ndim >= 2), None)
 
 
 def find_stacks(
-    model: nn.Module, events: Sequence[Event], passes_on: Callable[[Tensor, Tensor], bool]
+    model: nn.Module,
+    events: Sequence[Event],
+    passes_on: Callable[[Tensor, Tensor], bool],
+    is_used: Callable[[Tensor], bool],
+    listed: Collection[str] = (),
 ) -> dict[str, list[Block]]:
     """Find the stacks among the modules that were called. ``passes_on(x, y)`` says whether a graph shows that
-    ``y`` holds ``x``, with nothing but factors, sums and norms in between.
+    ``y`` holds ``x``, with nothing but factors, sums and norms in between; ``is_used(y)``, whether one shows
+    that the loss is made of ``y``. Inside of layers that are lists, which are ``listed``, only modules that
+    all pass on what they read are blocks: others are parts of such a layer.
     """
     called = {event.module: event for event in events if event.call == 0}
     stacks: dict[str, list[Block]] = {}
+    for name, blocks in _numbered(model):
+        carriers = {b.path for b in blocks if _carries_stream(called.get(b.path), b.module)}
+        calls = [event for event in events if event.module in carriers]
+        are_parts = any(within(path, layer) for path in carriers for layer in listed)
+        if are_parts and not all(_passes_on(event, passes_on) for event in calls):
+            continue
+        if _chained(calls, passes_on, is_used):
+            stacks[name] = blocks
+    return _outermost(stacks)
+
+
+def _passes_on(event: Event, passes_on: Callable[[Tensor, Tensor], bool]) -> bool:
+    read, written = stream_of(event.inputs), stream_of(event.outputs)
+    return read is not None and written is not None and passes_on(read, written)
+
+
+def find_listed_layers(model: nn.Module, events: Sequence[Event]) -> dict[str, list[ListedLayer]]:
+    """Find the layers that are lists, of those that leave a tensor of the shape that they read."""
+    called = {event.module for event in events}
+    listed: dict[str, list[ListedLayer]] = {}
+    for name, blocks in _numbered(model):
+        if not any(b.path in called for b in blocks):
+            layers = [_listed_layer(b, called, events) for b in blocks]
+            listed[name] = [layer for layer in layers if layer is not None]
+    return {name: layers for name, layers in listed.items() if len(layers) > 1}
+
+
+def _numbered(model: nn.Module) -> Iterator[tuple[str, list[Block]]]:
+    """Yield the numbered children of each module in their order, with the name of the stack they may be."""
     for path, module in model.named_modules():
         siblings: dict[str, list[Block]] = defaultdict(list)
         for name, child in module._modules.items():
@@ -53,16 +100,60 @@ def find_stacks(
                 inner = f"{path}.{name}" if path else name
                 siblings[numbered[1]].append(Block(int(numbered[2]), inner, child))
         for prefix, blocks in siblings.items():
-            ordered = sorted(blocks, key=lambda b: b.index)
-            carriers = {b.path for b in blocks if _carries_stream(called.get(b.path), b.module)}
-            if _chained([event for event in events if event.module in carriers], passes_on):
-                stacks[f"{path}.{prefix}".strip(".") or prefix] = ordered
-    return _outermost(stacks)
+            yield f"{path}.{prefix}".strip(".") or prefix, sorted(blocks, key=lambda b: b.index)
 
 
-def _chained(calls: Sequence[Event], passes_on: Callable[[Tensor, Tensor], bool]) -> bool:
-    """Return whether some call of a block reads what the one before it wrote or read, or a sum that holds
-    what the one before it passed on. No branch in a list does: what is added to the stream does not hold it.
+def _listed_layer(block: Block, called: Container[str], events: Sequence[Event]) -> ListedLayer | None:
+    """Return what a list read and left; None if none of it is called, or it leaves another shape."""
+    parts = set(_called_parts(block.path, block.module, called))
+    places = [i for i, event in enumerate(events) if event.module in parts]
+    if not places:
+        return None
+    read = stream_of(events[places[0]].inputs)
+    left = _left_behind(block.path, events[places[-1] + 1 :])
+    if read is None or left is None or read.ndim < 3 or read.shape != left.shape:
+        return None
+    written = tuple(x for i in places for x in events[i].outputs)
+    return ListedLayer(block.path, read, written, left)
+
+
+def _called_parts(path: str, module: nn.Module, called: Container[str]) -> Iterator[str]:
+    """Yield the outermost modules in a list that are called."""
+    for name, child in module.named_children():
+        inner = f"{path}.{name}"
+        if inner in called:
+            yield inner
+        else:
+            yield from _called_parts(inner, child, called)
+
+
+def _left_behind(path: str, later: Sequence[Event]) -> Tensor | None:
+    """Return what the next module outside of a layer reads, or what one around the layer writes.
+
+    Calls are in the order of their ends, so what a module calls comes before the module itself.
+    """
+    outside = [event for event in later if not within(event.module, path)]
+    if not outside:
+        return None
+    around_next = [event for event in outside if within(outside[0].module, event.module)]
+    beside = [event for event in around_next if not _encloses(event.module, path)]
+    if not beside:
+        return stream_of(outside[0].outputs)
+    return stream_of(min(beside, key=lambda event: len(event.module)).inputs)
+
+
+def _encloses(outer: str, path: str) -> bool:
+    return not outer or within(path, outer)
+
+
+def _chained(
+    calls: Sequence[Event], passes_on: Callable[[Tensor, Tensor], bool], is_used: Callable[[Tensor], bool]
+) -> bool:
+    """Return whether some call of a block reads what the one before it wrote, or a sum that holds what the
+    one before it passed on. No branch in a list does: what is added to the stream does not hold it.
+
+    Where the output of the one before is lost, it is enough to read the same. Of branches side by side, which
+    also read the same, every output is used.
     """
     for before, after in pairwise(calls):
         read, written, next_read = (
@@ -70,7 +161,7 @@ def _chained(calls: Sequence[Event], passes_on: Callable[[Tensor, Tensor], bool]
         )
         if read is None or written is None or next_read is None:
             continue
-        if torch.equal(next_read, written) or torch.equal(next_read, read):
+        if torch.equal(next_read, written) or (torch.equal(next_read, read) and not is_used(written)):
             return True
         if passes_on(read, written) and passes_on(written, next_read):
             return True
@@ -78,7 +169,9 @@ def _chained(calls: Sequence[Event], passes_on: Callable[[Tensor, Tensor], bool]
 
 
 def _carries_stream(event: Event | None, block: nn.Module) -> bool:
-    if event is None or sum(1 for _ in block.parameters()) < 2:
+    held = {name for name, _ in block.named_parameters()}
+    # one map, as of a feed-forward, holds a weight and a bias, and is no block
+    if event is None or len(held) < 2 or held == {"weight", "bias"}:
         return False
     x, y = stream_of(event.inputs), stream_of(event.outputs)
     return x is not None and y is not None and x.shape == y.shape and x.ndim >= 3

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normlab.trace.autograd import nodes_behind
 from normlab.trace.compare import distance
 from normlab.trace.facts.adapters import ADDED, Adapter, adapters_in
-from normlab.trace.facts.stacks import Stacks, siblings, stream_of
+from normlab.trace.facts.stacks import ListedLayer, Stacks, siblings, stream_of
 from normlab.trace.functions import OWN, RUNNING, FunctionCall
 from normlab.trace.tensors import Place, at
 from normlab.trace.trace import Event, Trace
@@ -151,6 +151,34 @@ def passes_on(x: Tensor, y: Tensor) -> bool:
     """
     made_by = x.grad_fn
     return y is x or (made_by is not None and any(node is made_by for node in _upstream(y.grad_fn, MAPS)))
+
+
+def passed_by(layers: Sequence[ListedLayer]) -> dict[str, bool]:
+    """Return for each of the layers that are lists whether it passes its stream on.
+
+    It does not where what it leaves is made of what its parts wrote alone, with nothing but factors, sums,
+    norms and moved entries in between, and these wrote nothing that holds what it read, or what that was made
+    of. Nothing is returned for layers that do not follow each other: each must leave what its parts made.
+    """
+    passed: dict[str, bool] = {}
+    for layer in layers:
+        made = {x.grad_fn for x in layer.written} - {None}
+        if layer.read.grad_fn is None or made.isdisjoint(_upstream(layer.left.grad_fn)):
+            return {}
+        # each layer may norm the stream before its first part reads it
+        before = {n for n in _upstream(layer.read.grad_fn) if not hasattr(n, "variable")}
+        holds_it = not before.isdisjoint(_upstream(layer.left.grad_fn, MAPS))
+        passed[layer.path] = holds_it or _is_mapped_outside(layer.left.grad_fn, made)
+    return passed
+
+
+def _is_mapped_outside(left: Node, made: Collection[Node]) -> bool:
+    """Return whether a product that no part computes comes before a node, such as a mix of streams."""
+
+    def beyond(n: Node) -> bool:
+        return n not in made and not _is_map(n, MAPS)
+
+    return any(_is_map(n, MAPS) and n not in made for n in nodes_behind(left, beyond=beyond))
 
 
 def features_read(trace: Trace, place: Place) -> Tensor:
@@ -341,10 +369,16 @@ def _upstream(node: Node | None, stop: Collection[str] = (), axes: Collection[in
     def beyond(n: Node) -> bool:
         right = getattr(n, "_saved_mat2", None) if axes else None  # a product sums over its rows
         summed = 0 if right is None else right.shape[-2]
-        own_attention = bool(stop) and _operation(n).startswith("ScaledDotProduct")
-        return not (_operation(n) in stop or own_attention) or summed in axes
+        return not _is_map(n, stop) or summed in axes
 
     return nodes_behind(node, beyond=beyond)
+
+
+def _is_map(node: Node, operations: Collection[str]) -> bool:
+    """Return whether a node is one of these operations; beside any, a fused attention is one, too."""
+    return _operation(node) in operations or (
+        bool(operations) and _operation(node).startswith("ScaledDotProduct")
+    )
 
 
 def _comes_from(y: Tensor, x: Tensor, stop: Collection[str] = (), axes: Collection[int] = ()) -> bool:
