@@ -62,9 +62,9 @@ class Recorder(DataflowRecorder):
 
     def before_write(self, tensors: Sequence[Tensor]) -> None:
         """End the script where its own code is about to step: where it writes to a weight that has a
-        gradient, and no optimizer holds a weight of the model.
+        gradient, and no optimizer holds a weight of the model or has stepped copies of them.
         """
-        if not self.recording.micro_batches:
+        if not self.recording.micro_batches or self.recording.stepped:
             return
         held = {id(p) for optimizer in self.recording.optimizers for p in parameters_of(optimizer)}
         called = [call.module for call in self.recording.micro_batches[-1].calls if call.module is not None]
