@@ -6,6 +6,7 @@ noted and left out, so the script goes on with the weights that it has.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -82,6 +83,9 @@ class Recorder(DataflowRecorder):
 
     def backward(self, original: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass, and keep what led to it as a micro-batch."""
+        if self._ending.has_begun and threading.get_ident() == self._thread:
+            # the script has caught it, and may never come to a step again, as a scaler refuses another one
+            self._ending.raise_in_script()
         if self.is_paused or not isinstance(loss, Tensor):
             return original(loss, *args, **kwargs)
         with self.paused():
