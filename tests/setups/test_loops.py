@@ -363,6 +363,25 @@ def test_a_step_without_an_optimizer_is_refused_before_it_is_made(tmp_path, chan
         pass
 
 
+FROZEN_AND_ZEROED = """
+model(torch.randn(6, 4)).pow(2).mean().backward()  # to see whether it runs
+for p in model.parameters():
+    p.grad = None
+    p.requires_grad = p.ndim == 2
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+for step in range(3):
+    x = torch.randn(6, 4)
+    optimizer.zero_grad()
+    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_gradients_that_are_set_are_no_step_by_hand(tmp_path):
+    with recorded(tmp_path, FROZEN_AND_ZEROED) as named:
+        assert not named.setup.cannot
+
+
 MASTERS = """
 working = list(model.parameters())
 masters = [p.detach().clone().requires_grad_() for p in working]
