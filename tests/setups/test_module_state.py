@@ -112,6 +112,33 @@ for step in range(20):
     (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
     optimizer.step()
 """
+AVERAGED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.mean, self.has_begun = nn.Linear(4, 8), None, False
+
+    def forward(self, x):
+        y = self.read(x)
+        now = y.detach().mean(0)
+        self.mean = now if self.mean is None else 0.9 * self.mean + 0.1 * now
+        if not self.has_begun:
+            self.has_begun = True
+            return y
+        return y - self.mean
+
+model = nn.Sequential(Centred(), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(20):
+    x = torch.randn(6, 4)
+    optimizer.zero_grad()
+    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+    optimizer.step()
+"""
 REMEMBERED = """
 import torch
 from torch import nn
@@ -140,6 +167,7 @@ SCRIPTS = {
     "a codebook that each pass moves": CODEBOOK,
     "a teacher that follows its student": TEACHER,
     "a temperature that each pass lowers": ANNEALED,
+    "a mean that the first pass begins": AVERAGED,
     "an expanded mask that each pass leaves": REMEMBERED,
 }
 

@@ -1,5 +1,5 @@
 """What modules hold beside the weights that train, as a pass of the model found it: buffers, frozen tensors
-and plain numbers.
+and plain numbers, truths and nothing.
 
 A script may change these between two steps, as one that balances its experts by hand does, and a module in
 each call, as a codebook of moving averages does. A recorded pass can only be computed again from what it
@@ -135,7 +135,7 @@ def _is_state(value: Any) -> bool:
     """Return whether a value is one that no optimizer changes, but a script may."""
     if isinstance(value, Tensor):
         return _can_be_copied(value) and not value.requires_grad
-    return type(value) in (int, float)
+    return type(value) in (int, float, bool, type(None))  # None stands where a first pass puts a tensor
 
 
 def _has_form_of(tensor: Tensor, other: Tensor) -> bool:
