@@ -67,10 +67,28 @@ try:
 finally:
     print("cleaned up after", steps)
 """
+WITH_A_SCALER = """
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+try:
+    for _ in range(40):
+        try:
+            steps += 1
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(6, 4)).pow(2).mean()).backward()
+            scaler.unscale_(optimizer)  # raises where the step before was ended
+            scaler.step(optimizer)
+            scaler.update()
+        except:
+            print("skipped")
+finally:
+    print("cleaned up after", steps)
+"""
 
 
 @pytest.mark.parametrize(
-    "loop", [IN_A_LOOP, IN_A_FUNCTION, BY_ANOTHER_CALL], ids=["loop", "function", "call"]
+    "loop",
+    [IN_A_LOOP, IN_A_FUNCTION, BY_ANOTHER_CALL, WITH_A_SCALER],
+    ids=["loop", "function", "call", "scaler"],
 )
 def test_a_loop_that_catches_everything_ends(tmp_path, capfd, loop):
     (tmp_path / "train.py").write_text(BEGIN + loop)

@@ -363,6 +363,70 @@ def test_a_step_without_an_optimizer_is_refused_before_it_is_made(tmp_path, chan
         pass
 
 
+FROZEN_AND_ZEROED = """
+model(torch.randn(6, 4)).pow(2).mean().backward()  # to see whether it runs
+for p in model.parameters():
+    p.grad = None
+    p.requires_grad = p.ndim == 2
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+for step in range(3):
+    x = torch.randn(6, 4)
+    optimizer.zero_grad()
+    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_gradients_that_are_set_are_no_step_by_hand(tmp_path):
+    with recorded(tmp_path, FROZEN_AND_ZEROED) as named:
+        assert not named.setup.cannot
+
+
+MASTERS = """
+working = list(model.parameters())
+masters = [p.detach().clone().requires_grad_() for p in working]
+optimizer = torch.optim.AdamW(masters, lr=1e-3)
+for step in range(3):
+    x = torch.randn(6, 4)
+    model.zero_grad()
+    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+    for master, p in zip(masters, working):
+        master.grad = p.grad.clone()
+    optimizer.step()
+    for master, p in zip(masters, working):
+        p.data.copy_(master)
+"""
+
+
+def test_weights_that_are_copied_from_what_an_optimizer_has_stepped_are_no_step_by_hand(tmp_path):
+    with recorded(tmp_path, MASTERS) as named:
+        assert named.setup.cannot.keys() == {"step"}
+
+
+LBFGS = """
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+x = torch.randn(6, 4)
+y = x.sum(1, keepdim=True)
+
+def closure():
+    optimizer.zero_grad()
+    loss = (model(x) - y).pow(2).mean()
+    loss.backward()
+    return loss
+
+for step in range(3):
+    optimizer.step(closure)
+"""
+
+
+def test_an_optimizer_that_asks_for_the_gradients_again_gets_them(tmp_path):
+    with recorded(tmp_path, LBFGS) as named:
+        setup = named.setup
+        before = setup.loss_of(setup.model, setup.batch)
+        setup.step(setup.model, setup.batch, setup.optimizer, None)
+        assert setup.loss_of(setup.model, setup.batch) < 0.9 * before
+
+
 def test_a_captured_step_without_an_optimizer_leaves_the_weights():
     model = torch.nn.Linear(4, 1)
     before = model.weight.detach().clone()

@@ -112,12 +112,63 @@ for step in range(20):
     (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
     optimizer.step()
 """
+AVERAGED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.mean, self.has_begun = nn.Linear(4, 8), None, False
+
+    def forward(self, x):
+        y = self.read(x)
+        now = y.detach().mean(0)
+        self.mean = now if self.mean is None else 0.9 * self.mean + 0.1 * now
+        if not self.has_begun:
+            self.has_begun = True
+            return y
+        return y - self.mean
+
+model = nn.Sequential(Centred(), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(20):
+    x = torch.randn(6, 4)
+    optimizer.zero_grad()
+    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+    optimizer.step()
+"""
+REMEMBERED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read = nn.Linear(4, 8)
+
+    def forward(self, x):
+        self.mask = torch.ones(1, 8).expand(len(x), -1)
+        return self.read(x) * self.mask
+
+model = nn.Sequential(Masked(), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(20):
+    x = torch.randn(6, 4)
+    optimizer.zero_grad()
+    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+    optimizer.step()
+"""
 SCRIPTS = {
     "a bias that balances experts, in place": BALANCED.replace("{moves}", " += 0.3 * "),
     "a bias that balances experts, made anew": BALANCED.replace("{moves}", " = experts.bias + 0.3 * "),
     "a codebook that each pass moves": CODEBOOK,
     "a teacher that follows its student": TEACHER,
     "a temperature that each pass lowers": ANNEALED,
+    "a mean that the first pass begins": AVERAGED,
+    "an expanded mask that each pass leaves": REMEMBERED,
 }
 
 
@@ -179,3 +230,34 @@ def test_no_more_of_frozen_parameters_is_kept_than_is_allowed():
         module.weight.zero_()
     state.put_back()
     assert not module.weight.any()
+
+
+def test_frozen_parameters_count_once_however_often_they_are_kept():
+    module = nn.Linear(4, 4).requires_grad_(False)
+    most = module.weight.nbytes + module.bias.nbytes
+    state = ModuleState()
+    state.keep(module, ModuleState(), most)
+    module.weight.fill_(1)
+    state.keep(module, ModuleState(), most)
+    module.weight.fill_(2)
+    state.put_back()
+    assert module.weight.eq(1).all()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(torch.ones(4, 4).half(), id="of another dtype"),
+        pytest.param(torch.ones(3, 3), id="of another shape"),
+        pytest.param(torch.ones(1, 1).expand(4, 4), id="expanded"),
+    ],
+)
+def test_what_a_script_has_replaced_is_put_back(changed):
+    module = nn.Linear(4, 4).requires_grad_(False)
+    before = module.weight.clone()
+    state = ModuleState()
+    state.keep(module, ModuleState(), module.weight.nbytes + module.bias.nbytes)
+    module.weight.data = changed
+    state.put_back()
+    assert module.weight.dtype == before.dtype
+    assert torch.equal(module.weight, before)

@@ -21,6 +21,7 @@ from normlab.setups.callers import Names, calling_line
 from normlab.setups.numbers import followed, is_followed, unfollowed
 from normlab.setups.recording import Escape, RecordedCall, Surroundings
 from normlab.setups.torch_functions import (
+    changes_entries,
     holds_no_data,
     holds_values,
     is_number,
@@ -133,7 +134,7 @@ class DataflowRecorder(TorchFunctionMode):
         """Call a function of recorded values, and record it."""
         name = getattr(function, "__name__", "")
         announced = writes_to(name, args, kwargs)
-        if announced:
+        if announced and changes_entries(function):
             self.before_write(announced)
         parameter = args[0] if args and isinstance(args[0], nn.Parameter) else None
         if announced and all(x is parameter for x in announced):
@@ -212,7 +213,7 @@ class DataflowRecorder(TorchFunctionMode):
         return result
 
     def before_write(self, tensors: Sequence[Tensor]) -> None:
-        """What else is to be done before a function writes to tensors."""
+        """What else is to be done before a function changes the entries of tensors."""
 
     def before_call(self, module: nn.Module) -> None:
         """What else is to be kept before a module is called."""

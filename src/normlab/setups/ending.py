@@ -32,6 +32,11 @@ class Ending:
         self._tracing: Any = None
         """What traced the process before."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was raised."""
+        return bool(self._running)
+
     def raise_in_script(self) -> NoReturn:
         """Raise it, for the first time or because the script has gone on."""
         stack = [frame for frame, _ in walk_stack(None)]

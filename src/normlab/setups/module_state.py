@@ -1,5 +1,5 @@
 """What modules hold beside the weights that train, as a pass of the model found it: buffers, frozen tensors
-and plain numbers.
+and plain numbers, truths and nothing.
 
 A script may change these between two steps, as one that balances its experts by hand does, and a module in
 each call, as a codebook of moving averages does. A recorded pass can only be computed again from what it
@@ -43,14 +43,18 @@ class Entry:
         now = self.table.get(self.name)
         if self.entries is None:
             return type(now) is type(self.value) and now == self.value
-        return now is self.value and now.shape == self.entries.shape and torch.equal(now, self.entries)
+        return now is self.value and _is_same(now, self.entries)
 
     def put_back(self) -> None:
         """Let the module hold this again."""
         self.table[self.name] = self.value
-        if self.entries is not None:
-            # through data, as a graph that the script still holds may have saved the tensor
+        if self.entries is None or _is_same(self.value, self.entries):
+            return
+        # through data, as a graph that the script still holds may have saved the tensor
+        if _has_form_of(self.value, self.entries) and not _is_expanded(self.value):
             self.value.data.copy_(self.entries)
+        else:
+            self.value.data = self.entries.clone()
 
 
 class ModuleState:
@@ -71,21 +75,15 @@ class ModuleState:
                 if not isinstance(table, dict):
                     continue  # as in a compiled TorchScript module, which makes it anew each time
                 for name, value in table.items():
-                    if self._is_state(value, most_bytes):
-                        self._keep_entry(table, name, earlier)
+                    if _is_state(value):
+                        self._keep_entry(table, name, earlier, most_bytes)
 
-    def _is_state(self, value: Any, most_bytes: int) -> bool:
-        if isinstance(value, Parameter):
-            if value.requires_grad or not _can_be_copied(value):
-                return False
+    def _keep_entry(self, table: dict[str, Any], name: str, earlier: ModuleState, most_bytes: int) -> None:
+        key, value = (id(table), name), table[name]
+        if isinstance(value, Parameter) and key not in self._entries:
+            if self._frozen_bytes + value.nbytes > most_bytes:
+                return
             self._frozen_bytes += value.nbytes
-            return self._frozen_bytes <= most_bytes
-        if isinstance(value, Tensor):
-            return _can_be_copied(value) and not value.requires_grad
-        return type(value) in (int, float)
-
-    def _keep_entry(self, table: dict[str, Any], name: str, earlier: ModuleState) -> None:
-        key = id(table), name
         before = earlier._entries.get(key)
         self._entries[key] = before if before is not None and before.is_there else Entry.of(table, name)
 
@@ -131,6 +129,27 @@ class StateWatch:
         self._earlier, self._state = self._state, ModuleState()
         self._seen.clear()
         return self._earlier
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a value is one that no optimizer changes, but a script may."""
+    if isinstance(value, Tensor):
+        return _can_be_copied(value) and not value.requires_grad
+    return type(value) in (int, float, bool, type(None))  # None stands where a first pass puts a tensor
+
+
+def _has_form_of(tensor: Tensor, other: Tensor) -> bool:
+    is_same_kind = tensor.dtype == other.dtype and tensor.device == other.device
+    return is_same_kind and tensor.shape == other.shape
+
+
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    return _has_form_of(tensor, other) and torch.equal(tensor, other)
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Return whether several entries lie in one place, to which torch does not write."""
+    return any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _can_be_copied(tensor: Tensor) -> bool:

@@ -6,6 +6,7 @@ noted and left out, so the script goes on with the weights that it has.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -62,9 +63,9 @@ class Recorder(DataflowRecorder):
 
     def before_write(self, tensors: Sequence[Tensor]) -> None:
         """End the script where its own code is about to step: where it writes to a weight that has a
-        gradient, and no optimizer holds a weight of the model.
+        gradient, and no optimizer holds a weight of the model or has stepped copies of them.
         """
-        if not self.recording.micro_batches:
+        if not self.recording.micro_batches or self.recording.stepped:
             return
         held = {id(p) for optimizer in self.recording.optimizers for p in parameters_of(optimizer)}
         called = [call.module for call in self.recording.micro_batches[-1].calls if call.module is not None]
@@ -82,6 +83,9 @@ class Recorder(DataflowRecorder):
 
     def backward(self, original: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass, and keep what led to it as a micro-batch."""
+        if self._ending.has_begun and threading.get_ident() == self._thread:
+            # the script has caught it, and may never come to a step again, as a scaler refuses another one
+            self._ending.raise_in_script()
         if self.is_paused or not isinstance(loss, Tensor):
             return original(loss, *args, **kwargs)
         with self.paused():

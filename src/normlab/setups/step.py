@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from normlab.errors import UserError
 from normlab.setups.setup import Loss, Setup, StepFunction, shown
@@ -28,6 +29,15 @@ def require_trainable(loss: Any) -> None:
     require_one_number(loss)
     if not loss.requires_grad:
         raise UserError(FROZEN)
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's step must be given a function that computes the gradients, as that of
+    LBFGS.
+    """
+    # of its class: whoever watches an optimizer may stand in place of its step, and take anything
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def plain_step(
@@ -56,7 +66,7 @@ def plain_step(
 
         loss = closure()
         for o in optimizers:
-            o.step(closure) if isinstance(o, torch.optim.LBFGS) else o.step()
+            o.step(closure) if needs_closure(o) else o.step()
         after(model)
         if scheduled and scheduler is not None:
             scheduler.step()

@@ -49,6 +49,15 @@ def writes_to(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> li
     return [target for target in targets if isinstance(target, Tensor)]
 
 
+def changes_entries(function: Callable[..., Any]) -> bool:
+    """Return whether a function that writes to a tensor changes its entries. Of the properties that it may
+    set, most lie beside them, such as ``grad`` and ``requires_grad``.
+    """
+    if getattr(function, "__name__", "") != "__set__":
+        return True
+    return getattr(function, "__self__", None) in (Tensor.data, Tensor.real, Tensor.imag)
+
+
 NOT_IN_PLACE: Final = ("__index__", "__int__", "__invert__", "__iter__", "__init__")
 """Special methods of Python whose names begin as those of in-place operators do."""
 

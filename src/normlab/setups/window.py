@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import isclose
 from typing import Any
 
@@ -21,6 +22,7 @@ from normlab.setups.proof import ProvenFlow, proven_window
 from normlab.setups.rates import rates_by_hand, with_rates
 from normlab.setups.recording import Event, MicroBatch, Recording, sources
 from normlab.setups.setup import Ability, Declaration, Setup
+from normlab.setups.step import needs_closure
 from normlab.trace.compare import awake_in_place
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
@@ -313,6 +315,11 @@ class WindowStep:
         """The parameters whose gradients are kept from one step to the next."""
         self.operations = [Operation.of(event, paths, optimizers) for event in events]
         """What the loop does, in order, until its optimizers have stepped and its schedules are set."""
+        before_step = list(takewhile(lambda operation: operation.kind != "step", self.operations))
+        self._operations_on_gradients = [each for each in before_step if each.kind != "schedule"]
+        """Those that make the gradients of the first optimizer's step, which may ask for them again."""
+        schedules = [each for each in before_step if each.kind == "schedule"]
+        self._operations_after_gradients = [*schedules, *self.operations[len(before_step) :]]
 
     def _joined_batch(self) -> dict[str, Tensor] | None:
         """Return the rows of all micro-batches as one batch; None if they cannot be joined, or if the loss of
@@ -422,6 +429,26 @@ class WindowStep:
         """Make the step; return the mean of the losses."""
         optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
         own = dict(unwrap(model).named_parameters())
+
+        def closure() -> Tensor:
+            self._zero(optimizers, own)
+            return self._compute_gradients(model, batch, own)
+
+        loss, scheduled = closure(), False
+        for operation in self._operations_after_gradients:
+            if operation.kind == "step" and operation.optimizer is not None:
+                stepped = optimizers[operation.optimizer]
+                stepped.step(closure) if needs_closure(stepped) else stepped.step()
+            elif operation.kind == "schedule":
+                if scheduler is not None and not scheduled:
+                    scheduler.step()
+                scheduled = isinstance(scheduler, SchedulersTogether)  # which steps all of them at once
+            else:
+                operation.change_gradients(own, self.flows[0].scale)
+        return loss
+
+    def _zero(self, optimizers: Sequence[Optimizer], own: Mapping[str, nn.Parameter]) -> None:
+        """Zero the gradients that the script does not keep from one step to the next."""
         kept = {path: own[path].grad for path in self.never_zeroed}
         for path in kept:
             own[path].grad = None  # out of the way of what zeroes in place
@@ -429,19 +456,17 @@ class WindowStep:
             each.zero_grad()
         for path, gradient in kept.items():
             own[path].grad = gradient
+
+    def _compute_gradients(
+        self, model: nn.Module, batch: Mapping[str, Tensor], own: Mapping[str, nn.Parameter]
+    ) -> Tensor:
+        """Do what comes before the first optimizer's step; return the mean of the losses."""
         parts, losses = self._parts(batch), list[Tensor]()
-        scheduled = False
-        for operation in self.operations:
+        for operation in self._operations_on_gradients:
             if operation.kind == "backward":
                 part = next(parts, None)
                 if part is not None:  # there is only one in a batch that is not that of the whole window
                     losses.append(self._backward(model, *part))
-            elif operation.kind == "step" and operation.optimizer is not None:
-                optimizers[operation.optimizer].step()
-            elif operation.kind == "schedule":
-                if scheduler is not None and not scheduled:
-                    scheduler.step()
-                scheduled = isinstance(scheduler, SchedulersTogether)  # which steps all of them at once
             else:
                 operation.change_gradients(own, self.flows[0].scale)
         return torch.stack(losses).mean()
