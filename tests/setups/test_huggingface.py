@@ -82,7 +82,7 @@ def test_code_of_the_folder_is_never_run(tmp_path):
     ("content", "words"),
     [
         (None, "cannot be read"),
-        ("{", "cannot be read"),
+        ("{", "is not JSON"),
         ("[]", "must hold an object"),
         ("{}", "transformers cannot read"),
         ('{"model_type": "llamma"}', "transformers cannot read"),

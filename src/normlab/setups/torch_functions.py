@@ -55,7 +55,8 @@ def changes_entries(function: Callable[..., Any]) -> bool:
     """
     if getattr(function, "__name__", "") != "__set__":
         return True
-    return getattr(function, "__self__", None) in (Tensor.data, Tensor.real, Tensor.imag)
+    entries = [getattr(Tensor, name) for name in ("data", "real", "imag")]
+    return getattr(function, "__self__", None) in entries
 
 
 NOT_IN_PLACE: Final = ("__index__", "__int__", "__invert__", "__iter__", "__init__")
