@@ -55,8 +55,12 @@ def changes_entries(function: Callable[..., Any]) -> bool:
     """
     if getattr(function, "__name__", "") != "__set__":
         return True
-    entries = [getattr(Tensor, name) for name in ("data", "real", "imag")]
-    return getattr(function, "__self__", None) in entries
+    written = getattr(function, "__self__", None)  # the property
+    return getattr(written, "__name__", "") in HOLD_ENTRIES
+
+
+HOLD_ENTRIES: Final = ("data", "real", "imag")
+"""The properties of a tensor through which its entries are written."""
 
 
 NOT_IN_PLACE: Final = ("__index__", "__int__", "__invert__", "__iter__", "__init__")
