@@ -21,10 +21,14 @@ VOCAB, WIDTH = 23, 8
 
 
 class Residual(nn.Linear):
-    """A block that adds a map of its input to it."""
+    """A block that adds a map of its input to it, with a gain; without one it would be a map alone."""
+
+    def __init__(self, wide, narrow):
+        super().__init__(wide, narrow)
+        self.gain = nn.Parameter(torch.ones(()))
 
     def forward(self, x):
-        return x + super().forward(x)
+        return x + self.gain * super().forward(x)
 
 
 class Reader(nn.Module):

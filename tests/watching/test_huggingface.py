@@ -263,7 +263,8 @@ def test_at_the_trainers_own_settings_a_rate_of_a_half_is_on_the_page_and_a_soun
 
 def test_a_training_that_goes_on_replaces_its_rows(tmp_path):
     out = tmp_path / "p.jsonl"
-    rows = [{"step": s, "module": "m", "signal": "output", "value": 0.0} for s in (0, 2, 4)]
+    row = {"module": "m", "signal": "output", "statistic": "rms", "value": 0.0}
+    rows = [{"step": step, **row} for step in (0, 2, 4)]
     out.write_text("\n".join(map(json.dumps, rows)) + '\n{"step": 6, "mod')
     probes = HuggingFaceProbes([Probe("*.mlp")], out=out)
     probes.watch.start(4)

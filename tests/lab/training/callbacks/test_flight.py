@@ -340,5 +340,5 @@ def test_of_a_run_that_trained_nothing_is_said_to_be_wrong(text, tmp_path, monke
 
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "flight.json").write_text('{"reports": [1]}')
-    with pytest.raises(ValueError, match=r"flight\.json holds no flight reports; delete that file"):
+    with pytest.raises(ValueError, match=r"flight\.json, reports\[0\] must be an object"):
         RunFolder(tmp_path).flights()
