@@ -436,3 +436,26 @@ def test_a_captured_step_without_an_optimizer_leaves_the_weights():
     with pytest.raises(UserError, match="changes weights by itself"):
         _ = captured.setup
     assert torch.equal(model.weight, before)
+
+
+SHORTER = """
+data = [torch.randn(6, 4) for _ in range(5)]
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for epoch in range(3):
+    for number, x in enumerate(data):
+        left = len(data) - number // 4 * 4
+        loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean() / {divisor}
+        loss.backward()
+        if number % 4 == 3 or number == len(data) - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("divisor", "fails"), [("4", True), ("min(4, left)", False)])
+def test_a_shorter_window_is_averaged_by_its_own_length(tmp_path, divisor, fails):
+    with recorded(tmp_path, SHORTER.format(divisor=divisor)) as named:
+        step = named.setup.step
+        report = normlab.check(named.setup)
+    assert (step.shorter == (1, 0.25)) is fails
+    assert ([failure.property for failure in report.failures] == ["step"]) is fails

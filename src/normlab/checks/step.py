@@ -55,6 +55,7 @@ def step(step: StepUnderTest) -> Answers:
     yield from _is_fresh(step, seen, again)
     yield from _clips(step, run, seen)
     yield from _averages(step, run, seen)
+    yield from _weighs_a_shorter_window(step)
     yield from _trains(step, seen)
 
 
@@ -140,6 +141,17 @@ def _averages(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
         raise Unknown("the loss is not a mean over rows: micro-batches have another one than the whole batch")
     say = f"{match.rest:.1%} of the gradient is not that of the whole batch, in {passes} passes"
     yield fail("step", say, "weight micro-batches by the targets that they count; use the same loss")
+
+
+def _weighs_a_shorter_window(step: StepUnderTest) -> Answers:
+    """Whether a recorded loop averages a window of fewer micro-batches, as the last of an epoch, too."""
+    shorter = getattr(step.setup.step, "shorter", None)
+    if shorter is not None:
+        passes = count(shorter.micro_batches, "pass")
+        say = (
+            f"in a later step of {passes} the gradient is {shorter.weight:.4g} times that of its whole batch"
+        )
+        yield fail("step", say, "divide by the number of micro-batches that the step really has")
 
 
 def _trains(step: StepUnderTest, seen: ObservedStep) -> Answers:

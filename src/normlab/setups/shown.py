@@ -172,6 +172,13 @@ def scaling_calls(micro_batch: MicroBatch) -> list[tuple[RecordedCall, float]]:
     return found
 
 
+def loss_factor(micro_batch: MicroBatch) -> float:
+    """Return what a script multiplies its loss by before the backward pass, as a division by the number of
+    micro-batches does.
+    """
+    return math.prod(factor for _, factor in scaling_calls(micro_batch))
+
+
 def _constants_of(call: RecordedCall) -> list[Any]:
     numbers = [x for x in call.arguments.parts if isinstance(x, (int, float))]
     return [x for x in numbers if not isinstance(x, bool)]

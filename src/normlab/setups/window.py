@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from math import isclose
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from normlab.setups.proof import ProvenFlow, proven_window
 from normlab.setups.rates import rates_by_hand, with_rates
 from normlab.setups.recording import Event, MicroBatch, Recording, sources
 from normlab.setups.setup import Ability, Declaration, Setup
+from normlab.setups.shown import loss_factor
 from normlab.setups.step import needs_closure
 from normlab.trace.compare import awake_in_place
 from normlab.trace.facts import Unknown
@@ -64,6 +65,7 @@ def setup_from_recording(
         never_zeroed=recording.never_zeroed,
         joins="batch" not in cannot,
         warms_up=any(rates is not None and rates.rise for rates in by_loop),
+        shorter=_shorter_window(recording),
     )
     is_step_lost = not cannot.keys().isdisjoint(("loss", "gradient", "step"))
     given = recording.gradients_at_step[id(stepped[0])]
@@ -88,6 +90,27 @@ def setup_from_recording(
         cannot={**cannot, "rate": unknown[0]} if unknown else cannot,
     )
     return NamedSetup(f"{type(model).__name__} of {title}", setup, facts)
+
+
+class ShorterWindow(NamedTuple):
+    """The window of a later step that has fewer micro-batches than the first one, as the last of an epoch."""
+
+    micro_batches: int
+    weight: float
+    """The sum of what their losses are multiplied by, which is 1 for the first window."""
+
+
+def _shorter_window(recording: Recording) -> ShorterWindow | None:
+    """Return the window of the next step of the same optimizer, if it has fewer micro-batches, and their
+    losses are multiplied by numbers whose sum is no longer 1.
+    """
+    windows = recording.windows
+    later = [window for optimizer, window in windows[1:] if optimizer is windows[0][0]]
+    changed_by_hand = any(event.kind in ("scale", "assign", "edit") for event in recording.events)
+    if not later or len(later[0]) >= len(windows[0][1]) or changed_by_hand:
+        return None
+    first, weight = (sum(map(loss_factor, window)) for window in (windows[0][1], later[0]))
+    return ShorterWindow(len(later[0]), weight) if isclose(first, 1) and not isclose(weight, 1) else None
 
 
 def _window_of(recording: Recording, title: str) -> list[MicroBatch]:
@@ -297,6 +320,7 @@ class WindowStep:
         never_zeroed: Collection[int],
         joins: bool = True,
         warms_up: bool = False,
+        shorter: ShorterWindow | None = None,
     ) -> None:
         self.flows = flows
         self.rows = [_rows_of(flow.batch) for flow in flows]
@@ -310,6 +334,8 @@ class WindowStep:
         """What to multiply the loss of each micro-batch by; none if nothing says what the loss of all is."""
         self.warms_up = warms_up
         """Whether the loop raises its rates by hand, which the step does not do."""
+        self.shorter = shorter
+        """The window of the next step, if it has fewer micro-batches, weighed as those of the first one."""
         paths = {id(p): path for path, p in flows[0].model.named_parameters()}
         self.never_zeroed = {paths[key] for key in never_zeroed if key in paths}
         """The parameters whose gradients are kept from one step to the next."""
