@@ -47,36 +47,42 @@ class PublicCase:
         return self.faulty and failed in (*self.named_by, *self.since) and here
 
 
-CASES: dict[str, PublicCase] = {}
+class CaseList:
+    """The cases of one list, by name. Its decorators add builders to it as their modules are imported."""
+
+    def __init__(self) -> None:
+        self.cases: dict[str, PublicCase] = {}
+
+    def add(self, case: PublicCase) -> None:
+        if case.name in self.cases:
+            raise ValueError(f"two cases are called {case.name}")
+        self.cases[case.name] = case
+
+    def report(
+        self, thread: str, kind: str, *named_by: str, place: str = "*", since: tuple[str, ...] = ()
+    ) -> Callable[[Builder], Builder]:
+        """Return a decorator that adds a builder ``x(*, faulty)`` as the cases ``x`` and ``x_twin``."""
+
+        def decorate(build: Builder) -> Builder:
+            name, what = build.__name__, sentence(build)
+            fault, twin = partial(build, faulty=True), partial(build, faulty=False)
+            self.add(PublicCase(name, fault, kind, what, True, thread, named_by, place, since))
+            self.add(PublicCase(f"{name}_twin", twin, kind, what, False, thread))
+            return build
+
+        return decorate
+
+    def sound(self, kind: str) -> Callable[[Builder], Builder]:
+        """Return a decorator that adds a builder as a sound setup."""
+
+        def decorate(build: Builder) -> Builder:
+            self.add(PublicCase(build.__name__, build, kind, sentence(build), faulty=False))
+            return build
+
+        return decorate
+
+
+LIST = CaseList()
+CASES = LIST.cases
 """Every case by its name, once ``public2.collected`` has been imported."""
-
-
-def add(case: PublicCase) -> None:
-    if case.name in CASES:
-        raise ValueError(f"two cases are called {case.name}")
-    CASES[case.name] = case
-
-
-def report(
-    thread: str, kind: str, *named_by: str, place: str = "*", since: tuple[str, ...] = ()
-) -> Callable[[Builder], Builder]:
-    """Return a decorator that adds a builder ``x(*, faulty)`` as the cases ``x`` and ``x_twin``."""
-
-    def decorate(build: Builder) -> Builder:
-        name, what = build.__name__, sentence(build)
-        faulty = partial(build, faulty=True)
-        add(PublicCase(name, faulty, kind, what, True, thread, named_by, place, since))
-        add(PublicCase(f"{name}_twin", partial(build, faulty=False), kind, what, False, thread))
-        return build
-
-    return decorate
-
-
-def sound(kind: str) -> Callable[[Builder], Builder]:
-    """Return a decorator that adds a builder as a sound setup."""
-
-    def decorate(build: Builder) -> Builder:
-        add(PublicCase(build.__name__, build, kind, sentence(build), faulty=False))
-        return build
-
-    return decorate
+report, sound = LIST.report, LIST.sound

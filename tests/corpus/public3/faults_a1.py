@@ -14,7 +14,7 @@ from corpus.batches import BOS, EOS, PAD, VOCAB, generator, padded_text, text, t
 from corpus.case import Arguments
 from corpus.public2.blocks import remade, setup
 
-from .case_a import report
+from .case import report
 from .parts_a import configure_adamw, plain_adamw, shifted_loss, token_loss
 
 Batch = dict[str, Tensor]

@@ -20,7 +20,7 @@ from corpus.batches import EOS, VOCAB, generator, padded_text, text
 from corpus.case import Arguments
 from corpus.public2.blocks import remade, setup
 
-from .case_a import report
+from .case import report
 from .parts_a import GPT, GPTConfig, configure_adamw, plain_adamw, shifted_loss, token_loss, train_step
 
 Batch = dict[str, Tensor]

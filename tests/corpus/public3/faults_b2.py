@@ -17,7 +17,7 @@ from corpus.case import Arguments
 from corpus.public2.blocks import EncoderLayer, remade, setup, sinusoids
 
 from .blocks_b import GPT, configure_adamw, plain_adamw
-from .case_b import report
+from .case import report
 
 # ----------------------------------------------------------------------------------------- residual codebooks
 

@@ -20,7 +20,7 @@ from corpus.batches import BOS, EOS, MASK, PAD, VOCAB, generator, padded_text, t
 from corpus.case import Arguments
 from corpus.public2.blocks import remade, setup
 
-from .case_a import sound
+from .case import sound
 from .parts_a import configure_adamw, plain_adamw, shifted_loss, token_loss
 
 Batch = dict[str, Tensor]

@@ -17,7 +17,7 @@ from corpus.case import Arguments
 from corpus.public2.blocks import Decoder, GatedMLP, RMSNorm, remade, setup, sinusoids
 
 from .blocks_b import GPT, Block, configure_adamw, gathered_logps, gpt2_init, plain_adamw
-from .case_b import sound
+from .case import sound
 
 # --------------------------------------------------------------------------------------------------- vision
 
