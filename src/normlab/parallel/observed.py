@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -132,21 +132,8 @@ class StepObserver(Recorder):
         return common_module(trained, [], self.window[0].module_names)
 
     def parameters(self) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-        """Return the parameters that optimizers hold by name, and the ties between names: each name of one
-        that has several, with the first.
-        """
-        first: dict[int, str] = {}
-        named: dict[str, nn.Parameter] = {}
-        ties: dict[str, str] = {}
-        for name, p in self.model.named_parameters(remove_duplicate=False):
-            if id(p) not in self.held:
-                continue
-            if id(p) in first:
-                ties[name] = first[id(p)]
-            else:
-                first[id(p)] = name
-                named[name] = p
-        return named, ties
+        """Return the parameters that optimizers hold by name, and their ties, as ``names_and_ties`` does."""
+        return names_and_ties(self.model, self.held)
 
     def rates(self) -> dict[str, float]:
         """Return the learning rate of each parameter by name."""
@@ -174,6 +161,24 @@ class StepObserver(Recorder):
     def _look_after(self) -> None:
         assert self.step is not None
         self.step.after.update(gathered(self._named))
+
+
+def names_and_ties(model: nn.Module, held: Collection[int]) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
+    """Return the parameters of a model that are ``held``, by ``id``, under their first names, and the ties
+    between names: each further name of one that has several, with its first.
+    """
+    first: dict[int, str] = {}
+    named: dict[str, nn.Parameter] = {}
+    ties: dict[str, str] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if id(p) not in held:
+            continue
+        if id(p) in first:
+            ties[name] = first[id(p)]
+        else:
+            first[id(p)] = name
+            named[name] = p
+    return named, ties
 
 
 def gathered(tensors: Mapping[str, Tensor]) -> Named:

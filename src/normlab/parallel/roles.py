@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normlab.errors import NoStepError, UserError, in_one_line
 from normlab.parallel.job import Job, Named, RankStep, SerialStep, Step, load
-from normlab.parallel.observed import StepObserver, gathered
+from normlab.parallel.observed import StepObserver, gathered, names_and_ties
 from normlab.parallel.plans import Plans
 from normlab.parallel.union import Union, union_of
 from normlab.setups.flow import Flow, NotRepeatableError
@@ -84,7 +84,7 @@ def serial_step(job: Job, harvester: Harvester) -> dict[str, Any]:
     ]
     ranks = [RankStep.of(load(path)) for path in sorted(Path(job.folder).glob("rank-*.pt"))]
     model = flows[0].model
-    named, ties = _names(model, held)
+    named, ties = names_and_ties(model, held)
     gradients: Named = {}
     union = Union([], "", next((rank.unseen for rank in ranks if rank.unseen), "") or "".join(reasons[:1]))
     if not union.cannot:
@@ -103,22 +103,6 @@ def serial_step(job: Job, harvester: Harvester) -> dict[str, Any]:
         cannot=union.cannot,
     )
     return asdict(serial)
-
-
-def _names(model: torch.nn.Module, held: set[int]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the trained parameters of a model by name, and its ties, as an observer does."""
-    first: dict[int, str] = {}
-    named: dict[str, Tensor] = {}
-    ties: dict[str, str] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if id(p) not in held:
-            continue
-        if id(p) in first:
-            ties[name] = first[id(p)]
-        else:
-            first[id(p)] = name
-            named[name] = p
-    return named, ties
 
 
 def _take_weights(named: Mapping[str, Tensor], ties: Mapping[str, str], step: Step) -> None:
