@@ -10,11 +10,22 @@ import normlab
 from normlab.setups.module_state import ModuleState
 from normlab.setups.script import setup_from_script
 
-BALANCED = """
+BEGIN = """
 import torch
 from torch import nn
 torch.manual_seed(0)
-
+"""
+LOOP = """
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(20):
+    x = torch.randn(6, 4)
+    optimizer.zero_grad()
+    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+    optimizer.step()
+"""
+BALANCED = (
+    BEGIN
+    + """
 class Experts(nn.Module):
     def __init__(self):
         super().__init__()
@@ -32,21 +43,16 @@ class Experts(nn.Module):
         return (outputs * weights.unsqueeze(-2)).sum(-1)
 
 model = nn.Sequential(nn.Linear(4, 8), Experts(), nn.Linear(8, 1))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for step in range(20):
-    x = torch.randn(6, 4)
-    optimizer.zero_grad()
-    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
-    optimizer.step()
-    experts = model[1]
+"""
+    + LOOP
+    + """    experts = model[1]
     with torch.no_grad():
         experts.bias{moves}(experts.load.mean() - experts.load).sign()
 """
-CODEBOOK = """
-import torch
-from torch import nn
-torch.manual_seed(0)
-
+)
+CODEBOOK = (
+    BEGIN
+    + """
 class Quantizer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -71,12 +77,10 @@ for step in range(20):
         ((model(x) - x.sum(1, keepdim=True)).pow(2).mean() / 2).backward()
     optimizer.step()
 """
-TEACHER = """
-import copy
-import torch
-from torch import nn
-torch.manual_seed(0)
-student = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+)
+TEACHER = (
+    BEGIN
+    + """student = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 teacher = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).requires_grad_(False)
 optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
 for step in range(20):
@@ -90,11 +94,10 @@ for step in range(20):
         for p, q in zip(teacher.parameters(), student.parameters()):
             p.lerp_(q, 0.1)
 """
-ANNEALED = """
-import torch
-from torch import nn
-torch.manual_seed(0)
-
+)
+ANNEALED = (
+    BEGIN
+    + """
 class Sharpened(nn.Module):
     def __init__(self):
         super().__init__()
@@ -105,18 +108,12 @@ class Sharpened(nn.Module):
         return (self.scores(x) / self.temperature).softmax(-1)
 
 model = nn.Sequential(Sharpened(), nn.Linear(8, 1))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for step in range(20):
-    x = torch.randn(6, 4)
-    optimizer.zero_grad()
-    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
-    optimizer.step()
 """
-AVERAGED = """
-import torch
-from torch import nn
-torch.manual_seed(0)
-
+    + LOOP
+)
+AVERAGED = (
+    BEGIN
+    + """
 class Centred(nn.Module):
     def __init__(self):
         super().__init__()
@@ -132,18 +129,12 @@ class Centred(nn.Module):
         return y - self.mean
 
 model = nn.Sequential(Centred(), nn.Linear(8, 1))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for step in range(20):
-    x = torch.randn(6, 4)
-    optimizer.zero_grad()
-    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
-    optimizer.step()
 """
-REMEMBERED = """
-import torch
-from torch import nn
-torch.manual_seed(0)
-
+    + LOOP
+)
+REMEMBERED = (
+    BEGIN
+    + """
 class Masked(nn.Module):
     def __init__(self):
         super().__init__()
@@ -154,13 +145,9 @@ class Masked(nn.Module):
         return self.read(x) * self.mask
 
 model = nn.Sequential(Masked(), nn.Linear(8, 1))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for step in range(20):
-    x = torch.randn(6, 4)
-    optimizer.zero_grad()
-    (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
-    optimizer.step()
 """
+    + LOOP
+)
 SCRIPTS = {
     "a bias that balances experts, in place": BALANCED.replace("{moves}", " += 0.3 * "),
     "a bias that balances experts, made anew": BALANCED.replace("{moves}", " = experts.bias + 0.3 * "),

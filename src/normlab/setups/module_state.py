@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class KeptValue:
     """One value of a module."""
 
     table: dict[str, Any]
@@ -28,11 +28,11 @@ class Entry:
     name: str
     value: Any
     """The object that stood there."""
-    entries: Tensor | None
-    """A copy of its entries, if it is a tensor."""
+    copy: Tensor | None
+    """A copy of it, if it is a tensor."""
 
     @classmethod
-    def of(cls, table: dict[str, Any], name: str) -> Entry:
+    def of(cls, table: dict[str, Any], name: str) -> KeptValue:
         """Keep what a module holds now under a name."""
         value = table[name]
         return cls(table, name, value, value.detach().clone() if isinstance(value, Tensor) else None)
@@ -41,26 +41,26 @@ class Entry:
     def is_there(self) -> bool:
         """Whether the module holds the same now."""
         now = self.table.get(self.name)
-        if self.entries is None:
+        if self.copy is None:
             return type(now) is type(self.value) and now == self.value
-        return now is self.value and _is_same(now, self.entries)
+        return now is self.value and _is_same(now, self.copy)
 
     def put_back(self) -> None:
         """Let the module hold this again."""
         self.table[self.name] = self.value
-        if self.entries is None or _is_same(self.value, self.entries):
+        if self.copy is None or _is_same(self.value, self.copy):
             return
         # through data, as a graph that the script still holds may have saved the tensor
-        if _has_form_of(self.value, self.entries) and not _is_expanded(self.value):
-            self.value.data.copy_(self.entries)
+        if _has_form_of(self.value, self.copy) and not _is_expanded(self.value):
+            self.value.data.copy_(self.copy)
         else:
-            self.value.data = self.entries.clone()
+            self.value.data = self.copy.clone()
 
 
 class ModuleState:
     """The values that modules held before a pass called them for the first time."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[KeptValue] = ()) -> None:
         self._entries = {(id(entry.table), entry.name): entry for entry in entries}
         self._frozen_bytes = 0
         """How many bytes of frozen parameters are among it."""
@@ -85,7 +85,7 @@ class ModuleState:
                 return
             self._frozen_bytes += value.nbytes
         before = earlier._entries.get(key)
-        self._entries[key] = before if before is not None and before.is_there else Entry.of(table, name)
+        self._entries[key] = before if before is not None and before.is_there else KeptValue.of(table, name)
 
     def put_back(self) -> None:
         """Let all modules hold this state."""
@@ -97,7 +97,7 @@ class ModuleState:
     def in_place(self) -> Iterator[None]:
         """Let all modules hold this state inside the block, and what they hold now after it."""
         changed = [e for e in self._entries.values() if e.name in e.table and not e.is_there]
-        now = ModuleState(Entry.of(entry.table, entry.name) for entry in changed)
+        now = ModuleState(KeptValue.of(entry.table, entry.name) for entry in changed)
         for entry in changed:
             entry.put_back()
         try:
