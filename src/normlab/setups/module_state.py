@@ -114,14 +114,15 @@ class StateWatch:
         self._seen: dict[int, bool] = {}
         """By ``id`` of a module that was called in this pass: whether that was with gradients."""
 
-    def before_call(self, module: nn.Module, most_bytes: int) -> None:
-        """Keep the state of a module before its first call in a pass. Calls before the first one with
-        gradients may belong to an evaluation, after which a script may change something.
+    def is_seen(self, module: nn.Module) -> bool:
+        """Return whether this pass has seen a module already, with gradients if they are on now. Calls before
+        the first one with gradients may belong to an evaluation, after which a script may change something.
         """
-        has_gradients = torch.is_grad_enabled()
-        if id(module) in self._seen and (self._seen[id(module)] or not has_gradients):
-            return
-        self._seen[id(module)] = has_gradients
+        return self._seen.get(id(module), False) or (id(module) in self._seen and not torch.is_grad_enabled())
+
+    def before_call(self, module: nn.Module, most_bytes: int) -> None:
+        """Keep the state of a module that this pass has not seen."""
+        self._seen[id(module)] = torch.is_grad_enabled()
         self._state.keep(module, self._earlier, most_bytes)
 
     def end_pass(self) -> ModuleState:

@@ -58,6 +58,8 @@ class Recorder(DataflowRecorder):
         """Keep what a module holds beside the weights that train, and of its frozen weights no more bytes
         than the optimizers hold: so much is kept of the gradients, too.
         """
+        if self._states.is_seen(module):
+            return
         trained = [p for optimizer in self.recording.optimizers for p in parameters_of(optimizer)]
         self._states.before_call(module, sum(p.nbytes for p in trained))
 
