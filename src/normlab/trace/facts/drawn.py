@@ -84,10 +84,10 @@ def _nodes(loss: Tensor | None) -> list[Any]:
     return [] if loss is None else list(nodes_behind(loss.grad_fn))
 
 
-def _differs(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None or one.shape != other.shape:
+def _differs(factor: Tensor | None, other: Tensor | None) -> bool:
+    if factor is None or other is None or factor.shape != other.shape:
         return False
-    return not torch.equal(one, other)
+    return not torch.equal(factor, other)
 
 
 def _sizes_of(draw: Any) -> Iterator[Any]:
@@ -99,5 +99,5 @@ def _sizes_of(draw: Any) -> Iterator[Any]:
 
 
 def _reads_parameter(node: Any) -> bool:
-    following = (one for one, _ in node.next_functions if one is not None)
-    return any(parameter_behind(one) is not None for one in following)
+    following = (each for each, _ in node.next_functions if each is not None)
+    return any(parameter_behind(each) is not None for each in following)
