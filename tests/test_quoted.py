@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -41,6 +42,20 @@ def test_the_numbers_of_a_document_are_those_of_its_files(document, sentences):
     assert expected
     written = prose(document)
     assert [sentence for sentence in expected if sentence not in written] == []
+
+
+# ------------------------------------------------------------------------------------------------- scripts
+
+
+@quotes("docs/scripts.md")
+def the_way_to_the_first_step() -> Iterator[str]:
+    rows = json.loads((ROOT / "benchmarks/results/scripts.json").read_text())["scripts"]
+    assert len(rows) == 40
+    factors = [row["recorded_s"] / row["alone_s"] for row in rows]
+    more = max(row["recorded_s"] - row["alone_s"] for row in rows)
+    assert round(2 * more) == 1  # half a second
+    yield f"take {median(factors):.2f} times as long to their first step as they do alone, in the median"
+    yield f"and {max(factors):.2f} times at most, which is half a second more"
 
 
 # ----------------------------------------------------------------------------------------------- comparisons
