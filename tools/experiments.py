@@ -3,8 +3,9 @@
 A regime is a folder ``results/REGIME`` with a hand-written ``regime.toml``, which is committed before its
 runs (``normlab.papers.experiments``). This trains the runs that are missing, and adds their lines to its
 ``runs.jsonl``; ``normlab papers reproduce`` adds them to a folder of one's own instead. Without names the
-regimes are listed, with how many of their runs are there. With ``--pilot`` the pilots of a regime are trained
-instead, with a seed that never counts, into ``pilots.jsonl``.
+regimes are listed, with how many of their runs are there. With ``--seeds 3`` only the first three seeds of a
+regime are trained: where the hours do not suffice for all, what is there is whole for each seed. With
+``--pilot`` the pilots of a regime are trained instead, with a seed that never counts, into ``pilots.jsonl``.
 """
 
 from __future__ import annotations
@@ -36,10 +37,14 @@ def regimes(results: Path = RESULTS) -> list[str]:
     return sorted(path.parent.name for path in results.glob(f"*/{REGIME_FILE}"))
 
 
-def run(name: str, runs: Path, results: Path = RESULTS) -> None:
-    """Train what is missing of a regime. Raises UserError for a regime that waits for its pilot."""
+def run(name: str, runs: Path, results: Path = RESULTS, seeds: int | None = None) -> None:
+    """Train what is missing of a regime, of its first seeds if a number is given.
+
+    Raises UserError for a regime that waits for its pilot.
+    """
     regime, file = read_regime(name, results), results / name / RUNS_FILE
-    _train(regime, regime.missing(file), runs, file)
+    wanted = regime.seeds[:seeds]
+    _train(regime, [run for run in regime.missing(file) if run[1] in wanted], runs, file)
 
 
 def run_pilots(name: str, runs: Path, results: Path = RESULTS) -> None:
@@ -70,6 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Trainings that count for findings.")
     parser.add_argument("regime", nargs="*", choices=[[], *regimes()], default=[])
     parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), help="folder of run folders")
+    parser.add_argument("--seeds", type=int, metavar="N", help="train the first N seeds alone")
     parser.add_argument("--pilot", action="store_true", help="train the pilots of the named regimes")
     asked = parser.parse_args()
     for name in asked.regime:
@@ -77,7 +83,7 @@ def main() -> None:
         if asked.pilot:
             run_pilots(name, asked.runs)
         else:
-            run(name, asked.runs)
+            run(name, asked.runs, seeds=asked.seeds)
     if not asked.regime:
         for name in regimes():
             regime = read_regime(name)
