@@ -30,7 +30,7 @@ import torch
 import budgets
 import normlab
 from documents import with_tables
-from normlab.trace.step_under_test import LARGE_MODEL
+from normlab.trace.passes import LARGE_MODEL
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "benchmarks/results/check_cost.json"

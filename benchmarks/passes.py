@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from normlab.checks.check import examine, properties
 from normlab.setups.setup import Declaration, Setup
-from normlab.trace import compare
+from normlab.trace import parts
 from normlab.trace.restore import restored, same_globals, same_random_state
 from normlab.trace.step_under_test import StepUnderTest
 
@@ -139,16 +139,17 @@ def main() -> None:
     for more in ({}, {"checkpointed": True}, {"low": True}):
         seconds, step = measured(setup(FEW, **more))
         for name, taken in seconds.items():
-            passes[name] = max(passes.get(name, 0.0), taken / step.pass_s)
+            passes[name] = max(passes.get(name, 0.0), taken / step.estimates.pass_s)
 
-    compare.LARGE = 1  # two rows are tested, and the step takes all of them
-    compare.COLUMNS = COLUMNS
+    parts.LARGE = 1  # two rows are tested, and the step takes all of them
+    parts.COLUMNS = COLUMNS
     seconds, step = measured(setup(MANY, steps=True))
     alone, small = measured(setup(MANY))
-    steps = {
-        n: max(0.0, s - alone.get(n, 0.0) * step.pass_s / small.pass_s) / step.step_s
-        for n, s in seconds.items()
-    }
+    slower = step.estimates.pass_s / small.estimates.pass_s
+    steps: dict[str, float] = {}
+    for name, taken in seconds.items():
+        beyond_passes = max(0.0, taken - alone.get(name, 0.0) * slower)
+        steps[name] = beyond_passes / step.estimates.step_s
 
     # where a step takes no more than the part of the batch, it is three passes
     print(f"{'property':<28}{'passes':>8}{'stated':>8}{'steps':>8}{'stated':>8}")

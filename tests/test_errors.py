@@ -73,13 +73,23 @@ OTHERS_CODE = {
             *(
                 f"trace/{name}.py"
                 for name in (
-                    "compare",
+                    "awake",
+                    "comparison",
                     "copies",
+                    "description",
+                    "estimates",
                     "starts",
                     "facts/facts",
                     "facts/stacks",
+                    "model_copies",
                     "optimizers",
+                    "parts",
+                    "passes",
+                    "preparation",
+                    "rates",
                     "step_under_test",
+                    "updates",
+                    "whole_step",
                     "tensors",
                     "equivalents",
                 )

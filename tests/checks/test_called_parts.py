@@ -158,7 +158,7 @@ def test_a_model_runs_if_modules_or_parameters_of_it_are_used():
 def test_a_loss_of_another_model_is_no_failure():
     other = Decoder(0.0)
     step = StepUnderTest(Setup(Decoder(0.0), tokens(), lambda m, ids: loss_of(other, ids)))
-    assert not step.copyable
+    assert not step.copies.may_stand_in
     assert report_of("update", loss=lambda m, ids: loss_of(other, ids), optimizer=groups).untestable
 
 
@@ -182,7 +182,7 @@ def in_halves(divisor: int) -> Callable[..., None]:
 @pytest.mark.parametrize("divisor", [1, 2])
 def test_passes_of_a_part_are_counted(kind: type[Training], divisor: int):
     step = StepUnderTest(Setup(kind(), tokens(), stepped, optimizer=groups, step=in_halves(divisor)))
-    assert step.twice[1].training == [True, True]
+    assert step.whole_step.twice[1].training == [True, True]
     report = report_of("step", model=kind(), loss=stepped, optimizer=groups, step=in_halves(divisor))
     assert report.ok == (divisor == 2)
 
@@ -224,9 +224,9 @@ def test_autocast_inside_of_a_call_is_seen(model: type[nn.Module]):
     step = StepUnderTest(
         Setup(model(), tokens(), stepped if model is CastsItself else loss_of, optimizer=groups, step=plain)
     )
-    assert step.twice[1].cast is torch.bfloat16
+    assert step.whole_step.twice[1].cast is torch.bfloat16
 
 
 def test_a_step_without_autocast_has_none():
     step = StepUnderTest(Setup(Training(), tokens(), stepped, optimizer=groups, step=plain))
-    assert step.twice[1].cast is None
+    assert step.whole_step.twice[1].cast is None

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.setups.setup import Setup
+from normlab.trace.description import describe
 from normlab.trace.step_under_test import StepUnderTest
 
 from .tiny import DIM, LENGTH, VOCAB, Block, Decoder, loss_of, report_of, tokens
@@ -116,7 +117,7 @@ class Scores(Decoder):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_logits_that_a_function_reads_are_named_by_it(parts: int):
-    about = StepUnderTest(Setup(Scores(parts), tokens())).described()
+    about = describe(StepUnderTest(Setup(Scores(parts), tokens())))
     assert "cross_entropy" in about["logits"]
     assert about["logits"].endswith(str([4, LENGTH - 1, VOCAB]))
     assert not any("=" in value or value.startswith((" ", ".")) for value in about.values())
@@ -125,11 +126,11 @@ def test_logits_that_a_function_reads_are_named_by_it(parts: int):
 def test_blocks_that_are_the_models_own_children_are_named_by_its_class():
     model = nn.Sequential(*Decoder(0.0).blocks)
     step = StepUnderTest(Setup(model, torch.randn(2, 5, DIM), lambda m, x: m(x).square().mean()))
-    assert step.described()["stacks"] == "Sequential × 4"
+    assert describe(step)["stacks"] == "Sequential × 4"
 
 
 def test_an_entry_that_has_no_name_is_called_the_batch():
-    assert StepUnderTest(Setup(Decoder(0.0), tokens(), loss_of)).described()["tokens"].startswith("batch ")
+    assert describe(StepUnderTest(Setup(Decoder(0.0), tokens(), loss_of)))["tokens"].startswith("batch ")
 
 
 # ------------------------------------------------------------------------ numbers of failures, counted again

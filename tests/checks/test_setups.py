@@ -16,6 +16,7 @@ from normlab.checks.check import examine, properties
 from normlab.checks.property import Answers, Property
 from normlab.errors import UserError, is_own
 from normlab.setups.setup import Setup
+from normlab.trace.preparation import prepare
 from normlab.trace.step_under_test import StepUnderTest
 
 from .tiny import Decoder, groups, loss_of, report_of, tokens
@@ -115,5 +116,5 @@ def test_a_budget_of_less_than_one_pass_is_refused_with_the_time_of_one():
 
 def prepared() -> StepUnderTest:
     step = StepUnderTest(Setup(Decoder(0.0), tokens(), loss_of, optimizer=groups))
-    step.prepare()
+    prepare(step)
     return step

@@ -153,8 +153,8 @@ def test_a_step_that_uses_the_original_is_not_judged(trains):
 def test_a_dry_run_refuses_a_step_that_uses_the_original():
     model = Decoder()
     step = StepUnderTest(Setup(model, tokens(), loss=loss_of, optimizer=groups))
-    run = step.rehearsal()
-    run.whole = Loop(model, trains=True).step
+    run = step.whole_step.dry_run()
+    run.step = Loop(model, trains=True).step
     with pytest.raises(Unknown):
         run.run(tokens())
 
@@ -216,7 +216,7 @@ def test_a_copy_of_a_freshly_drawn_model_is_proven_too(monkeypatch: pytest.Monke
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCAB, **sizes))
     step = StepUnderTest(Setup(model, {"input_ids": tokens(), "labels": tokens()}))
-    assert step.fresh.exact(step.plain) is not None
+    assert step.fresh.exact(step.unchanged) is not None
     monkeypatch.setattr(transformers.LlamaModel, "__deepcopy__", lambda self, memo: self, raising=False)
     assert step.fresh.of_class is not None
-    assert step.fresh.exact(step.plain) is None
+    assert step.fresh.exact(step.unchanged) is None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import normlab
-from normlab.trace import compare
+from normlab.trace import parts
 
 from .decoder import VOCAB, WIDTH, Block, Decoder, setup_of, text
 
@@ -496,7 +496,7 @@ CAST = {"slopes_in_float32_beside_bfloat16"}
 @pytest.mark.parametrize("name", SETUPS)
 def test_a_sound_step_has_no_failure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "viewed" in name:
-        monkeypatch.setattr(compare, "LARGE", 100_000)  # so that the batch is large for its model
+        monkeypatch.setattr(parts, "LARGE", 100_000)  # so that the batch is large for its model
     torch.manual_seed(0)
     report = normlab.check(SETUPS[name](), budget_s=600)
     failed = {failure.property: failure for failure in report.failures}

@@ -21,9 +21,10 @@ import normlab.checks.check
 from normlab.checks.property import PROPERTIES
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
-from normlab.trace import autograd, gradients, optimizers, step_under_test
+from normlab.trace import autograd, gradients, optimizers, passes, preparation
 from normlab.trace.budget import Deadline, OutOfTimeError, passes_until
 from normlab.trace.copies import copied_model, weights_apart
+from normlab.trace.preparation import prepare
 from normlab.trace.restore import restored
 from normlab.trace.starts import Fresh
 from normlab.trace.step_under_test import StepUnderTest
@@ -59,14 +60,19 @@ def bytes_in_weights() -> int:
     return sum(storages.values())
 
 
+def every_model_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (passes, preparation):
+        monkeypatch.setattr(module, "LARGE_MODEL", 0)
+
+
 def test_a_large_model_is_in_memory_once_more_in_float64_and_once_as_it_was(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = bytes_in_weights()
-    monkeypatch.setattr(step_under_test, "LARGE_MODEL", 0)
+    every_model_is_large(monkeypatch)
     with restored(setup):
         step = StepUnderTest(setup)
-        step.prepare()
+        prepare(step)
         # what it was is in a storage of no tensor: ``restored`` holds one copy of the bits
         assert bytes_in_weights() <= 3 * model
 
@@ -74,12 +80,12 @@ def test_a_large_model_is_in_memory_once_more_in_float64_and_once_as_it_was(
 def test_a_large_model_runs_itself_and_stays_as_it_was(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {name: p.detach().clone() for name, p in setup.model.named_parameters()}
     small = StepUnderTest(setup)
-    losses = [float(small.plain.loss), float(small.exact.loss)]
-    monkeypatch.setattr(step_under_test, "LARGE_MODEL", 0)
+    losses = [float(small.unchanged.loss), float(small.exact.loss)]
+    every_model_is_large(monkeypatch)
     large = StepUnderTest(setup)
-    assert large.plain.model is setup.model
+    assert large.unchanged.model is setup.model
     assert large.is_exact
-    assert [float(large.plain.loss), float(large.exact.loss)] == losses
+    assert [float(large.unchanged.loss), float(large.exact.loss)] == losses
     assert all(torch.equal(p, before[name]) for name, p in setup.model.named_parameters())
 
 
@@ -103,11 +109,11 @@ def test_weights_are_kept_apart_from_the_model_and_from_copies_with_others(setup
 def test_a_model_that_does_not_fit_in_memory_is_refused(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_under_test, "LARGE_MODEL", 0)
-    monkeypatch.setattr(step_under_test, "available_bytes", lambda: 11 * count_of(setup))
+    every_model_is_large(monkeypatch)
+    monkeypatch.setattr(preparation, "available_bytes", lambda: 11 * count_of(setup))
     with pytest.raises(UserError):
         normlab.check(setup)
-    monkeypatch.setattr(step_under_test, "available_bytes", lambda: 13 * count_of(setup))
+    monkeypatch.setattr(preparation, "available_bytes", lambda: 13 * count_of(setup))
     assert normlab.check(setup).holds
 
 
@@ -116,7 +122,7 @@ def count_of(setup: Setup) -> int:
 
 
 def test_what_does_not_fit_in_memory_is_left_out(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_under_test, "LARGE_MODEL", 0)
+    every_model_is_large(monkeypatch)
     monkeypatch.setattr(check_module, "available_bytes", lambda: 23 * count_of(setup))
     report = normlab.check(setup)
     dear = {name for name, one in PROPERTIES.items() if "gradient" in one.uses or one.steps}
@@ -182,7 +188,7 @@ def test_copies_that_nothing_steps_are_made_once(setup: Setup, monkeypatch: pyte
     copies = list[str]()
     monkeypatch.setattr(optimizers, "copied_model", lambda *given: copies.append("") or copied_model(*given))
     step = StepUnderTest(replace(setup, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1)))
-    step.prepare()
+    prepare(step)
     before = len(copies)
     asked = [one for one in check_module.properties() if one.name in ("optimizer_coverage", "groups")]
     assert check_module.examine(step, asked).failures == ()
@@ -192,7 +198,7 @@ def test_copies_that_nothing_steps_are_made_once(setup: Setup, monkeypatch: pyte
 def test_a_refusal_asks_for_the_passes_and_once_for_what_comes_before(setup: Setup) -> None:
     step = StepUnderTest(setup, budget_s=50.0, started=time.monotonic() - 100)
     with pytest.raises(UserError) as refused:
-        step.prepare()
+        prepare(step)
     given, enough = map(int, re.findall(r"budget_s=(\d+)", str(refused.value)))
     assert given == 50
     assert 100 < enough < 1000
@@ -201,7 +207,7 @@ def test_a_refusal_asks_for_the_passes_and_once_for_what_comes_before(setup: Set
 def test_a_model_without_numbers_is_refused_for_that_and_not_for_memory(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_under_test, "LARGE_MODEL", 0)
-    monkeypatch.setattr(step_under_test, "available_bytes", lambda: 0)
+    every_model_is_large(monkeypatch)
+    monkeypatch.setattr(preparation, "available_bytes", lambda: 0)
     with pytest.raises(UserError, match="hold no numbers"):
         normlab.check(replace(setup, model=setup.model.to("meta")))

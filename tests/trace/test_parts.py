@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from normlab.checks.check import examine, properties
 from normlab.setups.setup import Setup
-from normlab.trace import compare
+from normlab.trace import parts
 from normlab.trace.budget import Deadline
+from normlab.trace.description import describe
+from normlab.trace.preparation import prepare
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import tensors_in
 
@@ -59,7 +61,7 @@ class FixedRows(Scorer):
 @pytest.fixture
 def ids(monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """Ids of a batch that is large for a small model."""
-    monkeypatch.setattr(compare, "LARGE", 0)
+    monkeypatch.setattr(parts, "LARGE", 0)
     return torch.randint(VOCAB, (ROWS, COLUMNS), generator=torch.Generator().manual_seed(0))
 
 
@@ -76,14 +78,14 @@ def test_a_model_that_views_its_targets_runs_on_a_part(ids: Tensor, drawn: str) 
     }[drawn]
     step = step_of(Scorer(), (text, text.roll(-1, 1)))
     assert step.why_whole == ""
-    assert {tuple(x.shape) for _, x in tensors_in(step.plain.batch)} == {(2, compare.COLUMNS)}
-    assert all(x.is_contiguous() for _, x in tensors_in(step.plain.batch))
+    assert {tuple(x.shape) for _, x in tensors_in(step.unchanged.batch)} == {(2, parts.COLUMNS)}
+    assert all(x.is_contiguous() for _, x in tensors_in(step.unchanged.batch))
 
 
 def test_targets_in_a_mapping_are_taken_apart_in_the_same_way(ids: Tensor) -> None:
     step = step_of(TimeFirst(), (ids, {"targets": ids.roll(-1, 1)}))
     assert step.why_whole == ""
-    assert torch.equal(step.facts.tokens.ids, ids[:2, : compare.COLUMNS])
+    assert torch.equal(step.facts.tokens.ids, ids[:2, : parts.COLUMNS])
 
 
 def test_the_whole_batch_is_left_as_it_was(ids: Tensor) -> None:
@@ -92,7 +94,7 @@ def test_the_whole_batch_is_left_as_it_was(ids: Tensor) -> None:
     step = StepUnderTest(
         Setup(nn.Embedding(VOCAB, WIDTH), (ids, targets), lambda m, batch: m(batch[0]).square().mean())
     )
-    assert len(step.plain.batch[0]) == 2
+    assert len(step.unchanged.batch[0]) == 2
     assert (targets.stride(), targets.data_ptr()) == before[:2]
     assert torch.equal(targets, before[2])
 
@@ -100,17 +102,17 @@ def test_the_whole_batch_is_left_as_it_was(ids: Tensor) -> None:
 def test_a_model_of_one_width_is_tested_on_two_rows(ids: Tensor) -> None:
     step = step_of(Fixed(), (ids, ids.roll(-1, 1)))
     assert step.why_whole == ""
-    assert {tuple(x.shape) for _, x in tensors_in(step.plain.batch)} == {(2, COLUMNS)}
-    assert f"[2, {COLUMNS}] of [{ROWS}, {COLUMNS}]" in step.described()["batch"]
+    assert {tuple(x.shape) for _, x in tensors_in(step.unchanged.batch)} == {(2, COLUMNS)}
+    assert f"[2, {COLUMNS}] of [{ROWS}, {COLUMNS}]" in describe(step)["batch"]
 
 
 def test_a_model_of_one_number_of_rows_is_tested_on_the_whole_batch_and_the_reason_is_told(
     ids: Tensor,
 ) -> None:
     step = step_of(FixedRows(), (ids, ids.roll(-1, 1)))
-    assert step.plain is step.whole
+    assert not step.tests_a_part
     assert "ValueError" in step.why_whole
-    assert step.why_whole in step.described()["batch"]
+    assert step.why_whole in describe(step)["batch"]
 
 
 class Patches(nn.Module):
@@ -128,13 +130,13 @@ def test_what_a_model_makes_of_images_counts_as_positions(monkeypatch: pytest.Mo
     model, images = Patches(), torch.randn(ROWS, 1, 64, 64)
     size, positions = sum(p.numel() for p in model.parameters()), ROWS * 16 * 16
     for limit, rows in ((positions * size // 2, 2), (positions * size * 2, ROWS)):
-        monkeypatch.setattr(compare, "LARGE", limit)
-        assert len(step_of(model, images).plain.batch) == rows
+        monkeypatch.setattr(parts, "LARGE", limit)
+        assert len(step_of(model, images).unchanged.batch) == rows
 
 
 def test_a_budget_that_the_whole_batch_spends_names_the_reason(ids: Tensor) -> None:
     step = step_of(FixedRows(), (ids, ids.roll(-1, 1)))
-    step.prepare()
+    prepare(step)
     step.budget_s = 0.0
     report = examine(step, [p for p in properties() if p.name in ("finite", "targets")])
     assert step.why_whole in report.untestable["targets"]
@@ -143,8 +145,8 @@ def test_a_budget_that_the_whole_batch_spends_names_the_reason(ids: Tensor) -> N
 def test_a_small_batch_is_used_whole_without_a_word() -> None:
     ids = torch.randint(VOCAB, (2, 8), generator=torch.Generator().manual_seed(0))
     step = step_of(Scorer(), (ids, ids))
-    assert step.plain is step.whole
-    assert (step.why_whole, "batch" in step.described()) == ("", False)
+    assert not step.tests_a_part
+    assert (step.why_whole, "batch" in describe(step)) == ("", False)
 
 
 def test_the_time_of_a_pass_is_the_shortest_from_one_beginning_to_the_next() -> None:

@@ -38,9 +38,11 @@ from normlab.errors import UserError, in_one_line, is_own
 from normlab.setups.given import setup_of
 from normlab.setups.setup import Loss, shown
 from normlab.trace.budget import Cost, Deadline, OutOfTimeError, passes_until
+from normlab.trace.description import describe
 from normlab.trace.facts import Unknown
+from normlab.trace.preparation import prepare, require_memory
 from normlab.trace.restore import restored, same_globals, same_random_state
-from normlab.trace.step_under_test import StepUnderTest, require_memory
+from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import unscanned, unwrap
 
 CHEAP: Final = (1, 8, 32)
@@ -111,7 +113,7 @@ def examine(
     answers, seconds = list[Answer](), dict[str, float]()
     holds, skipped = list[str](), dict[str, Skip]()
     if "loss" not in step.setup.cannot:
-        step.prepare()
+        prepare(step)
     for done, one in enumerate(sorted(tests, key=lambda p: (*_turn(step, p), rank(p.name)))):
         if progress is not None:
             progress(one.name, done, len(tests))
@@ -137,7 +139,7 @@ def examine(
         holds=tuple(sorted(holds, key=rank)),
         untestable={name: _reason(step, skipped[name], skipped.values()) for name in names},
         seconds=seconds,
-        facts=step.described(),
+        facts=describe(step),
         unjudged=tuple(name for name in names if skipped[name].applies),
         allowed=allowed,
     )
@@ -154,13 +156,13 @@ def _reason(step: StepUnderTest, skip: Skip, skipped: Iterable[Skip]) -> str:
 
 def _turn(step: StepUnderTest, one: Property) -> tuple[bool, int]:
     """When a property has its turn: after the one that all others need, the cheaper the sooner."""
-    passes = one.passes if "loss" in step.setup.cannot else _seconds(step, one.cost) / step.pass_s
+    passes = one.passes if "loss" in step.setup.cannot else _seconds(step, one.cost) / step.estimates.pass_s
     return one.name != "finite", sum(passes > most for most in CHEAP)
 
 
 def _seconds(step: StepUnderTest, cost: Cost) -> float:
     """About how many seconds that takes; none if the loss cannot be computed."""
-    return 0.0 if "loss" in step.setup.cannot else step.seconds_of(cost)
+    return 0.0 if "loss" in step.setup.cannot else step.estimates.seconds_of(cost)
 
 
 def _test(step: StepUnderTest, one: Property) -> tuple[list[Answer], Skip | None]:
@@ -211,6 +213,6 @@ def _require_memory(step: StepUnderTest, one: Property) -> None:
     """Raise UserError if a property of a large model takes more memory than is free."""
     if not step.large:
         return
-    needed = step.bytes_of(one.cost, gradient="gradient" in one.uses)
+    needed = step.estimates.bytes_of(one.cost, gradient="gradient" in one.uses)
     if needed > (free := available_bytes()):
         raise UserError(f"it takes about {gibibytes(needed)} of memory, but only {gibibytes(free)} are free")

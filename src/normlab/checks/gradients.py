@@ -213,7 +213,7 @@ def _asleep(step: StepUnderTest, why: Mapping[str, str]) -> Answers:
     if all(step.facts.roles.get(n) == "bias" for n in zero):
         return
     idle = [n for n, reason in why.items() if reason != HARMLESS[0]]
-    if dead := asleep(step.plain.again(training=not step.draws, dropout=False), idle):
+    if dead := asleep(step.unchanged.again(training=not step.comparison.draws, dropout=False), idle):
         say = f"it starts at 0: {count(len(dead), 'parameter')} get no gradient after any number of steps"
         yield fail(next((n for n in zero if n in dead), dead[0]), say, "draw one of the two at random")
 

@@ -31,11 +31,11 @@ from normlab.trace.facts.targets import (
     over_one,
 )
 from normlab.trace.facts.tokens import Arranged, padding_of
-from normlab.trace.optimizers import factors
 from normlab.trace.starts import is_of_library
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import Place, place_name
 from normlab.trace.trace import Trace
+from normlab.trace.updates import factors
 
 BACKWARDS = "they are shifted the wrong way"
 SHIFTS = {0: "the loss asks to copy", 2: "they are shifted twice", -1: BACKWARDS, -2: BACKWARDS}
@@ -123,9 +123,9 @@ def _head(step: StepUnderTest, scored: tuple[Logits, Targets]) -> _Head | None:
     if ahead is None:
         return None
     if ahead < 0:
-        return _Head(asked, ahead, 0) if is_main or step.sees(ahead, scored) else None
+        return _Head(asked, ahead, 0) if is_main or step.comparison.sees(ahead, scored) else None
     nearest = range(ahead - 1 if is_main and ahead else ahead, -1, -1)
-    sight = next((k for k in nearest if (is_main and ahead == 1) or step.sees(k, scored)), -1)
+    sight = next((k for k in nearest if (is_main and ahead == 1) or step.comparison.sees(k, scored)), -1)
     return _Head(asked, ahead, sight)
 
 
@@ -147,7 +147,7 @@ def _elsewhere(step: StepUnderTest) -> Answers:
     """If the targets are not tokens at one distance, they may be classes of the same rows in the batch."""
     facts, ids, counted = step.facts, step.facts.targets.ids, step.facts.targets.counted
     most_are_inputs = ids.ndim == 2 and 2 * facts.shift_rates[0] > 1
-    if most_are_inputs and step.sees(0) and not _predicts_from_a_code(step):
+    if most_are_inputs and step.comparison.sees(0) and not _predicts_from_a_code(step):
         say = f"{facts.shift_rates[0]:.0%} of the targets are the input at their place, which the model sees"
         yield fail("loss", say, "count only what the input hides, or shift the labels by one")
     for ahead in (1, 0, 2) if ids.ndim == 2 else ():
@@ -407,7 +407,10 @@ def _falls_with_length(step: StepUnderTest) -> bool | None:
 def padded_loss(step: StepUnderTest) -> Answers:
     """More padding changes neither the loss nor its gradient."""
     needs(step.is_exact, step.why_inexact)
-    needs(not step.draws, "in training it draws random numbers, other ones for rows of another length")
+    needs(
+        not step.comparison.draws,
+        "in training it draws random numbers, other ones for rows of another length",
+    )
     reasons: list[str] = []
     tested = False
     for tokens in step.facts.sources:

@@ -20,19 +20,11 @@ from normlab.checks.property import AT_REST, BACKWARD, Answers, fail, note, prop
 from normlab.trace.dry_run import groups_of, parameters_of
 from normlab.trace.facts.stacks import common, odd_one, responses, siblings
 from normlab.trace.gradients import only_rounding, without_gradient
-from normlab.trace.optimizers import (
-    STEPS,
-    Held,
-    Moved,
-    depends_on_others,
-    first_step,
-    held,
-    masters_of,
-    unmoved,
-)
+from normlab.trace.optimizers import Held, held
 from normlab.trace.starts import LEVEL
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import unregistered
+from normlab.trace.updates import STEPS, Moved, depends_on_others, first_step, masters_of, unmoved
 
 SORTED: Final = "sort parameters by their number of dimensions, not by their names"
 
@@ -49,7 +41,7 @@ def optimizer_coverage(step: StepUnderTest) -> Answers:
     A parameter that is not the model's must at least have a gradient, like a loss's own parameter, or be the
     copy that the user's step makes one of the model's equal to, like a master in float32.
     """
-    model, optimizers = step.handed
+    model, optimizers = step.whole_step.handed
     names = {id(p): name for name, p in model.named_parameters()}
     every = parameters_of(optimizers)
     counts = Counter(map(id, every))
@@ -58,7 +50,7 @@ def optimizer_coverage(step: StepUnderTest) -> Answers:
     if model is step.model:  # copies are bound to each other, and hold nothing of another model
         foreign = without_gradient(step, [p for p in every if id(p) not in names])
     masters: Mapping[int, str] = {}
-    if foreign and step.setup.step and step.copyable:
+    if foreign and step.setup.step and step.copies.may_stand_in:
         masters = masters_of(step)
     foreign = [p for p in foreign if all(p is not every[i] for i in masters)]
 
@@ -95,7 +87,7 @@ def _in_plain_lists(step: StepUnderTest, counts: Mapping[int, int]) -> list[str]
 @property_of("optimizer", explains=["update", "overfit"], passes=1, uses=AT_REST)
 def groups(step: StepUnderTest) -> Answers:
     """Each parameter has the weight decay, the learning rate and the optimizer that suit its role."""
-    model, optimizers = step.handed
+    model, optimizers = step.whole_step.handed
     every = [h for h in held(model, optimizers) if h.parameter.requires_grad]
     roles = {h.name: step.facts.roles.get(h.name, "hidden") for h in every}
     decays = (_decay(step, [h for h in every if h.optimizer is o], roles, o) for o in optimizers)

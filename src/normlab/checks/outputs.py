@@ -27,13 +27,13 @@ from normlab.trace.trace import Trace, at_weights
 @property_of("outputs", passes=6, uses=FORWARD)
 def finite(step: StepUnderTest) -> Answers:
     """Weights, buffers, outputs, the loss and its gradient are finite numbers."""
-    model = step.plain.model
+    model = step.unchanged.model
     for path, x in [*model.named_parameters(), *model.named_buffers()]:
         if _broken([x]) or (x.requires_grad and x.isinf().any()):
             yield fail(path, "holds NaN or infinity before the first step", "initialize or load it")
-    yield from _is_finite(step.plain)
-    if step.plain is not step.whole and step.reaches_whole:
-        yield from _is_finite(step.whole)
+    yield from _is_finite(step.unchanged)
+    if step.tests_a_part and step.estimates.reaches_whole_batch:
+        yield from _is_finite(step.on_whole_batch)
 
 
 def _is_finite(trace: Trace) -> Answers:
@@ -63,10 +63,10 @@ def evaluation_repeats(step: StepUnderTest) -> Answers:
     """
     first = step.exact.again(dropout=True)
     second = first.again(seed=1)
-    apart = step.difference(first, second, whole)
+    apart = step.comparison.difference(first, second, whole)
     if apart is None:
         return
-    by_dropout = step.difference(step.exact, step.exact.again(seed=1), whole) is None
+    by_dropout = step.comparison.difference(step.exact, step.exact.again(seed=1), whole) is None
     calls = zip(first.events, second.events, strict=False)
     place = next((a.module for a, b in calls if part_ways(a, b, whole, step.rounding)), None)
     if not by_dropout and step.facts.is_scored and scores_its_draws(step.exact, step.facts.scored_places):
@@ -92,14 +92,14 @@ def training_equals_evaluation(step: StepUnderTest) -> Answers:
     evaluated = step.exact
     if left := left_by(step.training):  # the weights that the training pass computes with
         evaluated = step.exact.again(weights=left)
-    found = step.difference(evaluated, step.training, whole)
+    found = step.comparison.difference(evaluated, step.training, whole)
     if found is None:
         apart = distance(evaluated.loss, step.training.loss)
-        if apart > step.rounding and not step.draws:
+        if apart > step.rounding and not step.comparison.draws:
             yield note("loss", f"it differs by {apart:.1e} between the modes, with the same outputs")
     elif step.moving:
         raise Unknown(f"{step.moving[0]} holds running statistics, which evaluation reads")
-    elif step.draws:
+    elif step.comparison.draws:
         raise Unknown("training draws other numbers than torch's dropout: pass the model with a rate of 0")
     else:
         say = f"without dropout, outputs of training and of evaluation differ by {found.size:.1e}"
@@ -117,7 +117,7 @@ def training_equals_evaluation(step: StepUnderTest) -> Answers:
 )
 def compiled_equals_plain(step: StepUnderTest) -> Answers:
     """The compiled model gives the outputs of the uncompiled one, in either mode, up to rounding."""
-    model, batch, alone = step.setup.model, step.plain.batch, step.setup.loss is None
+    model, batch, alone = step.setup.model, step.unchanged.batch, step.setup.loss is None
 
     def flat(tensors: Iterable[Tensor]) -> Tensor:
         return torch.cat([x.detach().flatten().double() for x in tensors if x.is_floating_point()])
@@ -127,7 +127,7 @@ def compiled_equals_plain(step: StepUnderTest) -> Answers:
 
     def compiled(seed: int, *, training: bool) -> Tensor:
         own = step.model.named_parameters()
-        copies = {n: p.detach().clone() for n, p in own if n in step.plain.rewritten}
+        copies = {n: p.detach().clone() for n, p in own if n in step.unchanged.rewritten}
         with (
             same(model, parameters=False),
             at_weights(step.model, copies),
@@ -142,7 +142,10 @@ def compiled_equals_plain(step: StepUnderTest) -> Answers:
             return flat(x for _, x in tensors_in(outputs))
 
     for training in (False, True):
-        own, plain = compiled(0, training=training), step.plain.again(training=training, dropout=not training)
+        own, plain = (
+            compiled(0, training=training),
+            step.unchanged.again(training=training, dropout=not training),
+        )
         draws = training and not torch.equal(own, compiled(1, training=training))
         needs(not draws, "in training it draws other numbers than dropout's: pass it with a rate of 0")
         if (apart := distance(own, read(plain))) > (least := rounding_of(plain, read)):

@@ -67,8 +67,8 @@ def _following(step: StepUnderTest, twins: Twins, seen: Compared) -> Answers:
     """
     if not seen.ranked or not all(twin.is_self for twin in twins.twins):
         return
-    rolled = {n: p.roll(1) for n, p in step.as_given.parameters.items() if p.is_floating_point()}
-    other = compared(step.as_given.again(weights=rolled), twins)
+    rolled = {n: p.roll(1) for n, p in step.exact_as_given.parameters.items() if p.is_floating_point()}
+    other = compared(step.exact_as_given.again(weights=rolled), twins)
     if all(other.off.get(output, 1.0) <= step.rounding for output in seen.ranked):
         say = "it prefers one answer by how the model differs from itself, run without gradients"
         say += ": by nothing, with these weights and with others"
@@ -79,7 +79,7 @@ def _following(step: StepUnderTest, twins: Twins, seen: Compared) -> Answers:
 def adapters(step: StepUnderTest) -> Answers:
     """What adapters correct is frozen, and they start at 0: outputs are those without adapters."""
     names = {id(p): name for name, p in step.exact.model.named_parameters()}
-    start, live = step.as_given.parameters, dict(step.model.named_parameters())
+    start, live = step.exact_as_given.parameters, dict(step.model.named_parameters())
     of_adapters, at_zero, away_from_zero = set[str](), list[str](), list[str]()
     for one in step.wiring.adapters:
         down, up, matrix = names[id(one.down)], names[id(one.up)], names[id(one.matrix)]
@@ -116,7 +116,7 @@ def _unlike_base(step: StepUnderTest, *, only_adapters: bool) -> Answers:
         off = max((seen.off[output] for output in seen.of_same_inputs), default=0.0)
         if without and len(without) == len(step.twins.twins) and off > step.rounding:
             yield fail(place, say.format(off, "a frozen model with the same other weights"), advice)
-    trace = step.as_given
+    trace = step.exact_as_given
     switches: list[Any] = [m.disable_adapter for m in trace.model.modules() if hasattr(m, "disable_adapter")]
     if not switches or not only_adapters:
         return

@@ -40,7 +40,7 @@ def precision(step: StepUnderTest) -> Answers:
 @property_of("round trips", explains=["meta"], passes=3, uses=FORWARD)
 def state_dict(step: StepUnderTest) -> Answers:
     """A freshly made model that loads the state dict gives the same outputs."""
-    original, made = step.original, step.fresh.built()
+    original, made = step.exact_copy, step.fresh.built()
     unsaved, model = loose_tensors(original), copied_model(original) if made is None else made
     if made is None:
         for _, tensor in tensors_in(model.state_dict()):
@@ -58,7 +58,7 @@ def state_dict(step: StepUnderTest) -> Answers:
 @property_of("round trips", passes=3, uses=FORWARD)
 def meta(step: StepUnderTest) -> Answers:
     """A model built on the meta device, moved off it with to_empty and loaded gives the same outputs."""
-    original, model = step.original, step.fresh.on_meta()
+    original, model = step.exact_copy, step.fresh.on_meta()
     if model is None:
         raise Unknown(NOT_MADE)
     why = "make() builds the model on a device of its own, or returns one that it has"
@@ -83,7 +83,7 @@ def meta(step: StepUnderTest) -> Answers:
 def cache(step: StepUnderTest) -> Answers:
     """Generation with a cache gives, token by token, the logits of one pass over the whole sequence."""
     model, facts = step.exact.model, step.facts
-    needs(step.proof.runs, step.proof.refusal)
+    needs(step.copies.loss_runs_model, step.copies.refusal)
     needs("past_key_values" in signature(model.forward).parameters, "the model takes no past_key_values")
     needs(facts.causal and facts.tokens.column >= 0, "its inputs are not the tokens that it predicts")
     name = str(facts.tokens.place[-1]) if isinstance(step.batch, Mapping) else "input_ids"

@@ -12,16 +12,10 @@ from normlab.base.units import told_apart
 from normlab.checks.property import AT_REST, WHOLE_STEP, Answers, fail, needs, note, property_of
 from normlab.trace.dry_run import LEARNT
 from normlab.trace.facts import Unknown
-from normlab.trace.optimizers import (
-    FOLLOWED,
-    Rates,
-    factor_of_each,
-    rates_by_themselves,
-    rates_in_own_step,
-    resumed,
-    steps_taken,
-)
+from normlab.trace.optimizers import steps_taken
+from normlab.trace.rates import Rates, factor_of_each, resumed
 from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.updates import FOLLOWED, rates_by_themselves, rates_in_own_step
 
 
 @property_of("loop", explains=["overfit"], passes=1, steps=3, uses=AT_REST)
@@ -46,7 +40,7 @@ def schedule(step: StepUnderTest) -> Answers:
         why = "the scheduler has an optimizer of its own: pass that, or a function for each"
         needs(all(isinstance(o, Optimizer) for o in mine), why)
         yield fail("scheduler", "it sets the rates of another optimizer", "build it with this optimizer")
-    course = step.rates
+    course = step.whole_step.rates
     if isinstance(course.ended, TypeError) and len(course.steps) == 1:
         raise Unknown("its rates depend on what step() is given, and cannot be known in advance")
     yield from chain(_peak(step, course), _planned(step, course), _moves_once(step), _resumes(step, course))
@@ -65,7 +59,7 @@ def _compounds(step: StepUnderTest) -> Answers:
         if not moved:
             continue
         worst = max(moved, key=lambda factor: abs(math.log(factor)))
-        first = step.rates.rates[0][factors.index(worst)]
+        first = step.whole_step.rates.rates[0][factors.index(worst)]
         say = (
             f"each step multiplies the rates of {len(moved)} of {len(factors)} groups by a factor of its own"
         )
@@ -124,7 +118,7 @@ def _planned(step: StepUnderTest, course: Rates) -> Answers:
 def _moves_once(step: StepUnderTest) -> Answers:
     if step.setup.step is None:
         return
-    run = step.rehearsal()
+    run = step.whole_step.dry_run()
     calls = [*run.run(step.stepped).calls, *run.run(step.stepped).calls]
     moved, steps = calls.count("scheduler"), calls.count(0)
     if not moved:

@@ -55,7 +55,7 @@ def _alike(step: StepUnderTest, blocks: Sequence[stacks.Block]) -> Answers:
         say = f"its {name} is {odd.value}, in the {len(values) - 1} other blocks {odd.rest}"
         number = odd.value != 0 and isinstance(odd.value, float) and isinstance(odd.rest, float)
         inside = len(values) > 3 and odd.key not in (blocks[0].path, blocks[-1].path)
-        slip = (number or inside) and (made is False or sets_norm_or_dropout(step.plain, inner, values))
+        slip = (number or inside) and (made is False or sets_norm_or_dropout(step.unchanged, inner, values))
         yield fail(place, say, "build all blocks alike") if slip else note(place, say)
 
 
@@ -65,7 +65,7 @@ def _modes(step: StepUnderTest) -> Answers:
     if not step.model.training or not resting:
         return
     names = ("dropout", "batch_norm", "scaled_dot_product_attention")
-    drawing = {c.module for c in step.plain.again(training=True).functions(*names) if c.draws}
+    drawing = {c.module for c in step.unchanged.again(training=True).functions(*names) if c.draws}
     if odd := [n for n in resting if any(stacks.within(d, n) for d in drawing)]:
         say = f"{len(odd)} modules are in evaluation mode in a model in training mode"
         yield fail(stacks.common(odd), say, "call model.train() once it is built")

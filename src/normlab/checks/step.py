@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from contextlib import suppress
-from dataclasses import replace
 from math import isclose
 from typing import Final
 
@@ -30,8 +28,9 @@ from normlab.trace.dry_run import (
 )
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.targets import CLOSE
-from normlab.trace.optimizers import factors
-from normlab.trace.step_under_test import SMALL, StepUnderTest
+from normlab.trace.step_under_test import StepUnderTest
+from normlab.trace.updates import factors
+from normlab.trace.whole_step import SMALL
 
 NO_STEP: Final = "there is no step: pass step=, a function of model, batch, optimizer and scheduler"
 
@@ -48,8 +47,8 @@ def step(step: StepUnderTest) -> Answers:
     """Once a step, optimizers get the gradient of the whole batch's loss, fresh, averaged and clipped;
     nothing else moves between its passes.
     """
-    exact, seen, again = step.twice
-    run = step.rehearsal(exact=exact)
+    exact, seen, again = step.whole_step.twice
+    run = step.whole_step.dry_run(exact=exact)
     yield from _steps_once(step, run, seen)
     yield from _follows_once(step, run, seen)
     yield from _is_fresh(step, seen, again)
@@ -84,7 +83,7 @@ def _follows_once(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answe
 
 def _is_fresh(step: StepUnderTest, seen: ObservedStep, again: ObservedStep) -> Answers:
     other = fit(again.gradients, seen.gradients)
-    if other.apart > step.gradient_rounding and written(step.stepped, seen.batch) is None:
+    if other.apart > step.whole_step.gradient_rounding and written(step.stepped, seen.batch) is None:
         say = f"from the same weights the second gradient is {other.factor:.3g} times the first"
         yield fail("step", say, "zero the gradients once in each step; keep nothing for the next")
 
@@ -114,15 +113,15 @@ def _clips(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
 
 def step_and_whole(step: StepUnderTest) -> tuple[Weights, Fit]:
     """Return the gradient of the whole batch's loss, and the step's as a factor times it."""
-    exact, seen, _ = step.twice
-    run = step.rehearsal(exact=exact)
+    exact, seen, _ = step.whole_step.twice
+    run = step.whole_step.dry_run(exact=exact)
     want = run.gradients(step.stepped, training=not seen.training or any(seen.training))
     return want, fit(seen.gradients, want, SMALL)
 
 
 def _averages(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
     want, match = step_and_whole(step)
-    floor, passes = step.gradient_rounding, len(seen.training)
+    floor, passes = step.whole_step.gradient_rounding, len(seen.training)
     needs(any(bool(g.any()) for g in want.values()), "the loss has no gradient in what the optimizer holds")
     if match.apart <= floor:
         return
@@ -158,7 +157,13 @@ def _trains(step: StepUnderTest, seen: ObservedStep) -> Answers:
     """Whether dropout, if there is any, is active in the step."""
     if not seen.training or any(seen.training):
         return
-    if distance(step.logits(step.plain), step.logits(step.plain.again(training=True))) > step.rounding:
+    if (
+        distance(
+            step.comparison.logits(step.unchanged),
+            step.comparison.logits(step.unchanged.again(training=True)),
+        )
+        > step.rounding
+    ):
         say = "its model is in evaluation mode, where its outputs differ from those in training mode"
         yield fail("step", say, "call model.train() at the start of the step")
 
@@ -166,14 +171,13 @@ def _trains(step: StepUnderTest, seen: ObservedStep) -> Answers:
 @property_of("loop", explains=["overfit"], passes=5, steps=2, uses=BACKWARD)
 def repeats(step: StepUnderTest) -> Answers:
     """The same batch, weights and seeds give the same step twice, and the step leaves the batch as it was."""
-    place = "step"
+    place, whole_step = "step", step.whole_step
     if step.setup.optimizer is None:
-        place, step = "loss", copy.copy(step)
-        step.setup = replace(step.setup, optimizer=lambda model: SGD(model.parameters()), step=None)
-    _, first, again = step.twice
+        place, whole_step = "loss", whole_step.with_plain_step(lambda model: SGD(model.parameters()))
+    _, first, again = whole_step.twice
     if (where := written(step.stepped, first.batch)) is not None:
         yield fail(where, "the step writes into the batch, which is different from then on", "change a copy")
-    elif fit(again.gradients, first.gradients).apart > step.gradient_rounding:
+    elif fit(again.gradients, first.gradients).apart > whole_step.gradient_rounding:
         say = "the same weights get a different gradient from the same batch and seeds"
         yield fail(place, say, "look for state that outlives a step: globals, counters, generators")
 
@@ -181,18 +185,18 @@ def repeats(step: StepUnderTest) -> Answers:
 @property_of("learns", passes=16, steps=6, uses=BACKWARD | {"rate"})
 def overfit(step: StepUnderTest) -> Answers:
     """The user's own step learns a small batch: the loss falls below its first value and stays there."""
-    batch, peaks = step.stepped, step.rates.peaks
+    batch, peaks = step.stepped, step.whole_step.rates.peaks
     if step.facts.rows > 4:
         with suppress(Exception):
             small = step.facts.with_rows(torch.arange(4))
-            step.rehearsal().run(small)
+            step.whole_step.dry_run().run(small)
             batch = small
     # without a scheduler, the user's own step may set its rates itself
     by_hand = step.setup.scheduler is None and step.setup.step is not None
-    losses = step.rehearsal().losses(batch, () if by_hand else peaks)
+    losses = step.whole_step.dry_run().losses(batch, () if by_hand else peaks)
     if learnt(losses):
         return
-    plain = step.rehearsal(plain=True)
+    plain = step.whole_step.dry_run(plain=True)
     by_plain_step = step.setup.step is not None and learnt(plain.losses(batch, peaks))
     say = f"{len(losses) - 1} steps on one batch bring its loss from {losses[0]:.4g} to {losses[-1]:.4g}"
     place = "step" if by_plain_step else "optimizer"

@@ -65,7 +65,7 @@ def _in_order(step: StepUnderTest, name: str, blocks: Sequence[stacks.Block]) ->
             continue
         if torch.equal(before.read, before.written):
             continue
-        if torch.equal(before.read, after.read) and not step.uses(before.path, before.number):
+        if torch.equal(before.read, after.read) and not step.comparison.uses(before.path, before.number):
             say = f"reads what {before.path} read, whose output is lost"
             yield fail(after.path, say, "pass each output on")
 
@@ -119,7 +119,7 @@ def norms(step: StepUnderTest) -> Answers:
         if one.leaks and not one.grows:
             yield fail(one.module, "what it makes of a token depends on others", "norm over features")
     normed = [one for one in tried if one.mixes and not one.grows]
-    known = gains(step.plain, normed)
+    known = gains(step.unchanged, normed)
     if len(known) > 1 and all(map(scatters, known.values())):
         first, gain = next(iter(known.items()))
         say = f"its gains scatter around zero ({float(gain.mean()):.2g} ± {float(gain.std()):.2g})"
@@ -138,7 +138,7 @@ def _before_the_head(step: StepUnderTest) -> Answers:
     # other stacks have streams of their own, such as those of heads
     if len(streams) < len(step.facts.entering):
         runs = stacks.scaled_streams(step.exact, streams).runs
-    declared, grow = step.declare.final_norm, stacks.grown(*map(step.logits, runs))
+    declared, grow = step.declare.final_norm, stacks.grown(*map(step.comparison.logits, runs))
     if not grow and declared is False:
         say = "no final norm is declared, but the logits do not grow with its stream"
         yield fail(last, say, "declare what the model has")
@@ -148,8 +148,8 @@ def _before_the_head(step: StepUnderTest) -> Answers:
         meant = not declared
     elif not step.facts.is_scored:
         meant = True  # the size of what is regressed is a size of the data, and no confidence
-    elif (own := step.fresh.exact(step.plain)) is not None:
-        meant = stacks.grown(*map(step.logits, stacks.scaled_streams(own, streams).runs))
+    elif (own := step.fresh.exact(step.unchanged)) is not None:
+        meant = stacks.grown(*map(step.comparison.logits, stacks.scaled_streams(own, streams).runs))
     else:
         meant = from_library(step.model.get_submodule(last)) and not from_library(step.model)
     what = "logits grow" if step.facts.is_scored else "outputs grow"

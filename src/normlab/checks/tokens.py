@@ -42,7 +42,7 @@ def _moved(
 ) -> Answers:
     """A failure if another batch moves the outputs in a part where it must not."""
     base = step.exact.again(training=True) if training else step.exact
-    found = step.difference(base, base.again(batch=batch), part)
+    found = step.comparison.difference(base, base.again(batch=batch), part)
     if found is not None:
         mode = " in training mode" if training else ""
         say = f"outputs move by {found.size:.1e} of their size when {what} change{mode}"
@@ -57,7 +57,7 @@ def _moved(
 )
 def rows(step: StepUnderTest) -> Answers:
     """A row's outputs do not depend on the other rows of the batch, and follow the order of the rows."""
-    facts, count, logits = step.facts, step.facts.rows, step.logits(step.exact)
+    facts, count, logits = step.facts, step.facts.rows, step.comparison.logits(step.exact)
     needs(count > 1, "the batch holds one row; pass a batch of two rows or more")
     needs(logits.ndim > 1 and count in logits.shape[:2], "the output has no axis for rows")
     needs(logits.shape != (count, count), "the output compares rows with each other")
@@ -71,10 +71,10 @@ def rows(step: StepUnderTest) -> Answers:
         if held.any() and bool((held == held[0]).all()):  # what lies there is no token, and is exchanged
             changed = map_tensors(changed, lambda _, x: x[exchanged.to(x.device)] if _holds(x, count) else x)
     yield from _moved(step, changed, part_of(last), "only rows before the last", "mix within a row only")
-    shown = step.logits(step.exact.again(batch=facts.with_rows(order.roll(1))))
+    shown = step.comparison.logits(step.exact.again(batch=facts.with_rows(order.roll(1))))
     axis = 0 if logits.shape[0] == count else 1
     size = distance(logits.roll(1, axis), shown) if logits.shape == shown.shape else 0.0
-    if size > step.rounding and not distance(logits, step.logits(step.exact.again(seed=1))):
+    if size > step.rounding and not distance(logits, step.comparison.logits(step.exact.again(seed=1))):
         # random noise belongs to a row's place
         say = f"rows in another order change outputs by {size:.1e} of their size"
         yield fail("", say, "index nothing by row")
@@ -115,7 +115,7 @@ def reach(step: StepUnderTest) -> Answers:
     if not step.facts.sources and (lost := _lost_tokens(step)) is not None:
         yield lost
         return
-    facts, base = step.facts, step.logits(step.exact)
+    facts, base = step.facts, step.comparison.logits(step.exact)
     real, places = facts.real(facts.tokens), torch.arange(facts.tokens.ids.shape[1])
     needs(len(places) > 1, "rows hold one token each")
     by_position, laid_out = facts.by_position(base), compare.laid_out(base, *facts.tokens.ids.shape)
@@ -132,13 +132,13 @@ def reach(step: StepUnderTest) -> Answers:
         if not bool((there & facts.exchangeable()).any()):
             continue
         batch = facts.other_tokens(there)
-        other = part(step.logits(step.exact.again(batch=batch)))
+        other = part(step.comparison.logits(step.exact.again(batch=batch)))
         seen[back] = distance(shown, other) if other is not None else 0.0
     needs(seen, "what comes before a prediction keeps places, as for an image, and cannot be exchanged")
     near = [d for d in seen if seen[d]]
     early = real & (places < shortest // 2)
     if by_position and facts.declared.causal is False and early.any():
-        other = step.logits(step.exact.again(batch=facts.other_tokens(real & ~early)))
+        other = step.comparison.logits(step.exact.again(batch=facts.other_tokens(real & ~early)))
         now, then = part_of(early)(base), part_of(early)(other)
         if near and now is not None and then is not None and not distance(now, then):
             say = f"outputs of the first {shortest // 2} tokens do not move when the others change"
@@ -171,7 +171,10 @@ def _lost_tokens(step: StepUnderTest) -> Violation | None:
     for place, hidden in hidden_tokens(facts):
         entry = facts.entries[place]
         other = base.again(batch=replaced(base.batch, place, with_others(entry, hidden)))
-        moved = max(distance(base.loss, other.loss), distance(step.logits(base), step.logits(other)))
+        moved = max(
+            distance(base.loss, other.loss),
+            distance(step.comparison.logits(base), step.comparison.logits(other)),
+        )
         is_padding = len(torch.unique(entry[hidden])) == 1
         if not is_padding and moved <= step.rounding:
             share = f"{int(hidden.sum())} of its {entry.numel()} tokens"
@@ -252,7 +255,7 @@ def order(step: StepUnderTest) -> Answers:
     """The order of the tokens changes the outputs, in each layer that encodes positions, unless no block runs
     over them.
     """
-    facts, base, causal = step.facts, step.logits(step.exact), False
+    facts, base, causal = step.facts, step.comparison.logits(step.exact), False
     if not facts.sources:
         what, exchange = "patches", equivalents.exchanged_patches(facts, base)
     elif facts.tokens.ids.shape[1] < 6:
@@ -266,7 +269,7 @@ def order(step: StepUnderTest) -> Answers:
         what, exchange = "tokens", equivalents.exchanged_tokens(facts, base)
     place = exchange.module or common([f.module for f in facts.lookups])
     exchanged = step.exact.again(batch=exchange.batch)
-    other = step.logits(exchanged)
+    other = step.comparison.logits(exchanged)
     unseen, say = distance(exchange.expected, other) <= step.rounding, f"swapping two {what}"
     if step.declare.positions is False:
         yield from () if unseen else [fail(place, f"{say} does more than that to their outputs", UNORDERED)]
@@ -299,7 +302,7 @@ def _in_each_layer(step: StepUnderTest) -> Answers:
         yield fail(first.module, say, ALIKE)
     # whatever attention weighs equal values by, their mean is the same at each position: outputs that differ
     # get their order from something else that follows, such as a recurrence or a convolution
-    outputs = compare.laid_out(step.logits(trace), rows, width)
+    outputs = compare.laid_out(step.comparison.logits(trace), rows, width)
     elsewhere = outputs is not None and equivalents.variation(outputs, 1) > step.rounding
     same = "the scores of one repeated token"
     if len(flat) == len(layers) and not elsewhere:
@@ -358,7 +361,7 @@ def inputs(step: StepUnderTest) -> Answers:
     for place, entry in step.facts.entries.items():
         if entry.numel() < 2:
             continue
-        if step.moves(place) is not False:
+        if step.comparison.moves(place) is not False:
             yield from _unread_features(step, place, entry)
         else:
             name, events = place_name(place), step.exact.events
@@ -381,7 +384,7 @@ def _unread_features(step: StepUnderTest, place: Place, entry: Tensor) -> Answer
     read = features_read(step.exact, place)
     if read.any() and not read.all():
         other = torch.where(read.to(entry.device), entry, entry.roll(1, 0) * 1.3 + 0.1)
-        if step.moves(place, [other]) is False:
+        if step.comparison.moves(place, [other]) is False:
             name, left = place_name(place), (~read).nonzero()[:, 0]
             say = f"{len(left)} of the {len(read)} features of {name}, from number {int(left[0])} on, change"
             where = f"{say} neither the outputs nor the loss; maps read the others"

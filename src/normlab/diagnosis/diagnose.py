@@ -43,7 +43,8 @@ from normlab.setups.setup import Loss, Setup, output_loss, shown
 from normlab.setups.trainers import is_trainer
 from normlab.trace.autograd import made
 from normlab.trace.facts import Unknown
-from normlab.trace.optimizers import made_by, rates_of
+from normlab.trace.optimizers import made_by
+from normlab.trace.rates import rates_of
 from normlab.trace.restore import refuse_hollow, restored, same_globals, same_random_state, undisturbed
 from normlab.trace.tensors import Call, call_model, tensors_in, unregistered, unwrap
 

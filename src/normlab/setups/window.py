@@ -24,7 +24,7 @@ from normlab.setups.recording import Event, MicroBatch, Recording, sources
 from normlab.setups.setup import Ability, Declaration, Setup
 from normlab.setups.shown import loss_factor
 from normlab.setups.step import needs_closure
-from normlab.trace.compare import awake_in_place
+from normlab.trace.awake import awake_in_place
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.restore import restored

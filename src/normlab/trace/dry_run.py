@@ -87,7 +87,8 @@ class DryRun:
     optimizers: list[Optimizer]
     scheduler: Any
     loss_of: Loss
-    whole: StepFunction
+    step: StepFunction
+    """The user's own, or a plain one."""
     several: bool = False
     """Whether the step takes a list of optimizers."""
     exact: bool = False
@@ -135,7 +136,7 @@ class DryRun:
             in_range = lookups_in_range(self.model)
             with recomputing(self.model, mode), mode, self._apart_from_original(), in_range:
                 try:
-                    self.whole(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
+                    self.step(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
                 except TypeError as error:
                     if error.__traceback__ and error.__traceback__.tb_next:
                         raise

@@ -35,7 +35,7 @@ def low_calls(step: StepUnderTest) -> tuple[Mapping[str, Any], float, bool]:
 
     Raises Unknown if all is in float32.
     """
-    trace, cast = step.plain, _autocast(step)
+    trace, cast = step.unchanged, _autocast(step)
     inner = {path: module for path, module in trace.model.named_modules() if path}
     types, casts = {p.dtype for p in trace.model.parameters()}, set[torch.dtype]()
     device = next(trace.model.parameters()).device.type
@@ -56,7 +56,7 @@ def _autocast(step: StepUnderTest) -> torch.dtype | None:
     """Return the type of the autocast under which the user's step runs the model, if it does."""
     if step.setup.step is not None:
         with suppress(Exception):
-            return step.twice[1].cast
+            return step.whole_step.twice[1].cast
     return None
 
 
@@ -68,7 +68,7 @@ def roundings(step: StepUnderTest) -> Iterator[tuple[str, float, int]]:
     computes another function, and how far apart two functions are is no matter of rounding. Raises Unknown if
     all is in float32.
     """
-    (calls, eps, cast), twins = low_calls(step), step.copy().float().eval()
+    (calls, eps, cast), twins = low_calls(step), step.copies.make().float().eval()
     for path, (values, written) in calls.items():
         with suppress(Exception):  # a module may insist on its own dtype
             twin = twins.get_submodule(path)
@@ -102,7 +102,7 @@ def _run(module: nn.Module, values: Any) -> tuple[list[Tensor], int, list[Tensor
 
 def _choices_in_low_precision(step: StepUnderTest, path: str, values: Any) -> list[Tensor]:
     """Return what a module of the user's model chooses when it is called again with these arguments."""
-    trace, cast = step.plain, _autocast(step)
+    trace, cast = step.unchanged, _autocast(step)
     device = next(trace.model.parameters()).device.type
     with trace.running(), torch.autocast(device, cast, enabled=cast is not None):
         return _run(trace.model.get_submodule(path), values)[2]
@@ -157,7 +157,7 @@ def difference_when_loaded(step: StepUnderTest, model: nn.Module) -> tuple[str, 
         return "", f"the state does not fit a model made anew: {str(error).splitlines()[-1].strip()}"
     if keys := [*result.missing_keys, *result.unexpected_keys]:
         return keys[0], f"either the model or one made anew has no such name ({len(keys)} in all)"
-    apart = step.difference(step.exact, step.exact.again(model=model), whole)
+    apart = step.comparison.difference(step.exact, step.exact.again(model=model), whole)
     return (apart.module, f"outputs differ by {apart.size:.1e} after the round trip") if apart else None
 
 
@@ -207,14 +207,14 @@ def off_arranged(
 def _arranged(
     step: StepUnderTest, real: Tensor, arranged: Arranged, tokens: Tokens | None = None, **where: Any
 ) -> Tensor | None:
-    base, (rows, columns, _), facts = step.logits(step.exact), arranged, step.facts
+    base, (rows, columns, _), facts = step.comparison.logits(step.exact), arranged, step.facts
     pick, shown = real[rows], base if base.shape[0] == facts.rows else base.transpose(0, 1)
     if columns is None:
         shown = shown[rows]
     else:
         try:
             batch = facts.rearranged(arranged, tokens or facts.tokens, **where)
-            shown = step.logits(step.exact.again(batch=batch))
+            shown = step.comparison.logits(step.exact.again(batch=batch))
         except Exception:  # a model of a fixed width accepts no other
             return None
         shown = shown if base.shape[0] == facts.rows else shown.transpose(0, 1)
@@ -302,7 +302,7 @@ def exchanged_patches(facts: Facts, logits: Tensor) -> _Exchange:
     model, batch = facts.trace.model, facts.trace.batch
     has_layers = bool(facts.stacks) or any(facts.listed.values())
     images = {place: x for place, x in facts.entries.items() if x.ndim == 4}
-    calls = facts.trace.events if has_layers and logits.ndim == 2 else ()
+    calls = facts.tapped.events if has_layers and logits.ndim == 2 else ()
     for event in calls:
         for place, x in images.items():
             size = _size_of_patches(model.get_submodule(event.module), event, x)

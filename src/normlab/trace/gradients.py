@@ -201,7 +201,7 @@ def _in_many_draws(step: StepUnderTest) -> tuple[Found, frozenset[str]]:
     those that a step skips, and the parameters that get one in evaluation, but in none of these steps.
     """
     found = step.training.gradients
-    if not step.draws:
+    if not step.comparison.draws:
         return found, frozenset()
     evaluated = step.exact.gradients
     awake = evaluated.keys() - only_rounding(evaluated, evaluated, step.rounding)
@@ -224,7 +224,7 @@ def without_gradient(step: StepUnderTest, parameters: Sequence[Tensor]) -> Seque
     trained = [p for p in parameters if p.requires_grad]
     if not trained:
         return parameters
-    with step.plain.again(model=step.model, training=True).with_graph() as passed:
+    with step.unchanged.again(model=step.model, training=True).with_graph() as passed:
         if passed.loss is None or not passed.loss.requires_grad:
             return parameters
         gradients = torch.autograd.grad(passed.loss, trained, allow_unused=True)
@@ -289,7 +289,7 @@ def trained_by_others(step: StepUnderTest) -> TrainedByOthers:
 
 def _moves_logits(step: StepUnderTest, name: str, p: Tensor) -> bool:
     moved = step.training.again(weights={name: _other_value(p)})
-    return distance(step.logits(step.training), step.logits(moved)) > step.rounding
+    return distance(step.comparison.logits(step.training), step.comparison.logits(moved)) > step.rounding
 
 
 def through_logits(trace: Trace, places: Sequence[Tap | FunctionInput]) -> Found:

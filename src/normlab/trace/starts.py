@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from normlab.setups.setup import Setup, shown
 from normlab.trace.autograd import Weights
+from normlab.trace.awake import awake_step
 from normlab.trace.budget import require_time
-from normlab.trace.compare import awake_step, distance
+from normlab.trace.compare import distance
 from normlab.trace.copies import copied_model, proof_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, settings, shared

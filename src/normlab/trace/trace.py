@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -248,6 +248,21 @@ class Trace:
     def events(self) -> tuple[Event, ...]:
         """Every call of a module, inner ones before outer ones."""
         return tuple(self.once(events=True).events)
+
+    @property
+    def recorded_bytes(self) -> int:
+        """How many bytes the tensors of ``events`` take; 0 if they have not been asked for."""
+        events: tuple[Event, ...] = vars(self).get("events", ())
+        return sum(x.nbytes for event in events for x in (*event.inputs, *event.outputs))
+
+    def forget_events(self) -> None:
+        """Free the record of calls, which is made again when it is asked for."""
+        vars(self).pop("events", None)
+
+    def forget(self) -> None:
+        """Free all that passes showed; they are run again when it is asked for."""
+        for name in vars(self).keys() - {each.name for each in fields(self)}:
+            del vars(self)[name]
 
     def functions(self, *names: str) -> tuple[FunctionCall, ...]:
         """Return the calls of torch functions with these names, in order."""

@@ -19,7 +19,8 @@ from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
 from normlab.trace.copies import Use, refusal_of, use_of
 from normlab.trace.dry_run import groups_of
-from normlab.trace.optimizers import copied, rates_of
+from normlab.trace.optimizers import copied
+from normlab.trace.rates import rates_of
 from normlab.trace.restore import generators_of_copies, restored, same_random_state, seed_each
 from normlab.trace.tensors import copied_batch, eager, refusal, unwrap
 

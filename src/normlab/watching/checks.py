@@ -13,8 +13,9 @@ from normlab.checks.property import Violation
 from normlab.errors import UserError
 from normlab.setups.setup import Loss, Setup
 from normlab.trace.copies import copied_model, uses_of_copy
+from normlab.trace.passes import LARGE_MODEL
 from normlab.trace.restore import restored, same_globals, same_random_state
-from normlab.trace.step_under_test import LARGE_MODEL, StepUnderTest
+from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import call_model, map_tensors, tensors_in
 from normlab.watching import NOTES
 from normlab.watching.fault import Fault

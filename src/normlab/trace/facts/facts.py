@@ -177,6 +177,14 @@ class Facts:
                 return logits, targets
         return self._shaped[0]
 
+    @cached_property
+    def tapped(self) -> Trace:
+        """The same step, which keeps the tensor that the loss is computed from, if a module puts it out."""
+        where: Tap | FunctionInput | None = self.output
+        with suppress(Unknown):
+            where = self.logits.where
+        return self.trace.again(taps=(where,)) if isinstance(where, Tap) else self.trace
+
     @property
     def is_scored(self) -> bool:
         """Whether the loss is known to hold the cross-entropy of some logits."""

@@ -1,0 +1,191 @@
+"""The rates that a schedule gives, read from copies of it without stepping an optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from math import isclose
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
+
+from normlab.setups.setup import Setup
+from normlab.trace.dry_run import groups_of
+from normlab.trace.optimizers import copied
+
+SIMULATED: Final = 8_000
+"""How many rates of single groups are computed step by step, in about a tenth of a second."""
+
+HORIZON: Final = 100_000
+"""How many steps of a schedule are followed if its author does not declare their number."""
+
+
+class FirstRise(NamedTuple):
+    """How the rates of a schedule rise before they first fall."""
+
+    peaks: list[float]
+    """The largest rate of each group."""
+    steps: int
+    """The number of steps up to the peak; 0 if the rates begin there."""
+    first_share: float
+    """The first rate above 0, as a share of the peak."""
+
+
+class Rates(NamedTuple):
+    """The rates of a schedule by group, at some of its steps."""
+
+    steps: list[int]
+    rates: list[list[float]]
+    ended: Exception | None
+    """What the scheduler raised after the last of them."""
+    scheduler: Any = None
+    """A copy of the scheduler that gave them."""
+    taken: int = 0
+    """How many steps the schedule has taken before the first of these, as one that is resumed has."""
+    past: Mapping[int, list[float]] = MappingProxyType({})
+    """The rates of these steps by number; empty if the schedule has no closed form, which tells them."""
+
+    @property
+    def from_the_first(self) -> Rates:
+        """The same with the rates of the past, as far as they are known, and steps counted from the first."""
+        steps = [*self.past, *(self.taken + i for i in self.steps)]
+        return Rates(steps, [*self.past.values(), *self.rates], self.ended, self.scheduler)
+
+    @property
+    def top(self) -> list[float]:
+        """The largest rate of any group at each step."""
+        return [max(row) for row in self.rates]
+
+    @property
+    def peaks(self) -> list[float]:
+        """The largest rate of each group."""
+        return [max(column) for column in zip(*self.rates, strict=True)]
+
+    @property
+    def first_rise(self) -> FirstRise:
+        """How the rates rise before they first fall."""
+        top = self.top
+        fallen = next((i for i in range(1, len(top)) if top[i] < top[i - 1]), len(top))
+        rows, top = self.rates[:fallen], top[:fallen]
+        peak = max(top)
+        at = next(i for i, rate in enumerate(top) if rate >= peak * (1 - 1e-6))
+        begun = next((rate for rate in top if rate > 0), peak)
+        peaks = [max(column) for column in zip(*rows, strict=True)]
+        return FirstRise(peaks, 1 + self.steps[at] if at else 0, begun / peak if peak > 0 else 1.0)
+
+    def reaches(self, asked: float) -> bool:
+        """Return whether a group peaks at the rate asked, up to a step of warm-up and the decay so far."""
+        return any(self._reaches(group, asked) for group in zip(*self.rates, strict=True))
+
+    def _reaches(self, top: Sequence[float], asked: float) -> bool:
+        at = top.index(peak := max(top))
+        rise = max((b - a for a, b in pairwise(top[: at + 1])), default=0.0)
+        after = min(at + 1, len(top) - 1)
+        fall = (peak - top[after]) / max(self.steps[after] - self.steps[at], 1) * (self.steps[at] + 1)
+        return asked - rise - fall <= peak * (1 + 1e-6) and peak <= asked * (1 + 1e-6) + rise
+
+    @property
+    def rises_again(self) -> bool:
+        """Whether the rate falls after its peak and then rises gradually; a restart is a single jump."""
+        tail = self.top[self.top.index(max(self.top)) :]
+        low = tail.index(min(tail))
+        rise = max(tail[low:]) - tail[low]
+        return low > 0 and rise > 1e-6 * tail[0] and max(b - a for a, b in pairwise(tail[low:])) < rise / 2
+
+    @property
+    def rises_to_the_end(self) -> bool:
+        """Whether the last rate is above all others."""
+        return len(self.top) > 1 and self.top[-1] > max(self.top[:-1]) * (1 + 1e-9)
+
+    @property
+    def periodic(self) -> bool:
+        """Whether its class is cyclic, or it declares no end and climbs back to half its peak twice."""
+        parts = getattr(self.scheduler, "_schedulers", [self.scheduler])
+        tail, half = self.top[self.top.index(max(self.top)) :], max(self.top) / 2
+        back = sum(a < half <= b for a, b in pairwise(tail))
+        return any(isinstance(s, CyclicLR) for s in parts) or (
+            back > 1 and not any(hasattr(s, "T_max") for s in parts)
+        )
+
+
+def _closed_form(scheduler: Any) -> Callable[[], Sequence[Any]] | None:
+    """Return a function that gives a scheduler's rates from ``last_epoch``, whatever they were before."""
+    if type(scheduler) in (LambdaLR, OneCycleLR):
+        return scheduler.get_lr
+    return getattr(scheduler, "_get_closed_form_lr", None)
+
+
+def rates_of(setup: Setup) -> Rates:
+    """Return the rates that the optimizers will have, or those that they have if there is no scheduler.
+
+    The schedule is followed without stepping an optimizer: in every step if they are few, otherwise in the
+    first ones, and in some of the others if it has a closed form. Of the steps that are planned, those that
+    it has taken already are past.
+    """
+    _, optimizers, scheduler = copied(setup, hollow=True)
+    groups = groups_of(optimizers)
+    numbers, rates, ended = [0], [[float(g["lr"]) for g in groups]], None
+    if scheduler is None:
+        return Rates(numbers, rates, ended)
+    start = getattr(scheduler, "last_epoch", 0)
+    taken = max(start, 0) if isinstance(start, int) else 0
+    limit, count = max(SIMULATED // max(len(groups), 1), 100), (setup.declare.steps or HORIZON) - taken
+    closed = _closed_form(scheduler)
+    form = closed if count > limit else None
+    past = {} if closed is None else _rates_before(taken, limit, scheduler, closed)
+    for i in range(1, min(count, limit // 2 if form else limit)):
+        try:
+            scheduler.step()
+        except Exception as error:
+            ended = error
+            break
+        numbers.append(i)
+        rates.append([float(g["lr"]) for g in groups])
+    if form is not None and ended is None:
+        for i in range(limit // 2, count, max((count - limit // 2) // (limit // 2), 1)):
+            scheduler.last_epoch = start + i
+            numbers.append(i)
+            rates.append([float(rate) for rate in form()])
+    return Rates(numbers, rates, ended, scheduler, taken, past)
+
+
+def _rates_before(
+    taken: int, limit: int, scheduler: Any, closed: Callable[[], Sequence[Any]]
+) -> dict[int, list[float]]:
+    """Return the rates of the steps that a schedule has taken, of ``limit`` or so of them if they are many,
+    by its closed form. The schedule is left where it stands.
+    """
+    here, rates = scheduler.last_epoch, dict[int, list[float]]()
+    for i in range(0, taken, taken // limit + 1):
+        scheduler.last_epoch = i
+        rates[i] = [float(rate) for rate in closed()]
+    scheduler.last_epoch = here
+    return rates
+
+
+def resumed(setup: Setup) -> tuple[list[float], list[float]]:
+    """Return the rates of steps 4 to 6 of a schedule, and of a new one that loads its state after step 3."""
+    (_, optimizers, scheduler), (_, others, loaded) = (copied(setup, hollow=True) for _ in range(2))
+    rates = list[float](), list[float]()
+    with suppress(Exception):
+        for _ in range(3):
+            scheduler.step()
+        for a, b in zip(optimizers, others, strict=True):
+            b.load_state_dict(a.state_dict())
+        loaded.load_state_dict(copy.deepcopy(scheduler.state_dict()))
+        for _ in range(3):
+            for row, s, held in zip(rates, (scheduler, loaded), (optimizers, others), strict=True):
+                s.step()
+                row += [float(g["lr"]) for g in groups_of(held)]
+    return rates
+
+
+def factor_of_each(shares: Sequence[float]) -> float:
+    """Return the factor by which each of these numbers differs from the one before; 1 if there is no such."""
+    if min(shares) <= 0:
+        return 1.0
+    each = [after / before for before, after in pairwise(shares)]
+    return each[0] if each and isclose(min(each), max(each), rel_tol=1e-6) else 1.0
