@@ -202,8 +202,18 @@ class Translator(nn.Module):
         self.source, self.target = nn.Embedding(VOCAB, dim), nn.Embedding(VOCAB, dim)
         nn.init.normal_(self.source.weight, std=dim**-0.5)
         nn.init.normal_(self.target.weight, std=dim**-0.5)
+        layer = nn.TransformerEncoderLayer(dim, heads, 2 * dim, 0.1, batch_first=True, norm_first=True)
+        encoder = nn.TransformerEncoder(layer, layers, nn.LayerNorm(dim), enable_nested_tensor=False)
         self.transformer = nn.Transformer(
-            dim, heads, layers, layers, 2 * dim, dropout=0.1, batch_first=True, norm_first=True
+            dim,
+            heads,
+            layers,
+            layers,
+            2 * dim,
+            0.1,
+            batch_first=True,
+            norm_first=True,
+            custom_encoder=encoder,
         )
         self.generator = nn.Linear(dim, VOCAB)
 
