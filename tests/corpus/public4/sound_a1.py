@@ -179,6 +179,8 @@ def small_olmoe() -> OlmoeForCausalLM:
             output_router_logits=True,
             router_aux_loss_coef=0.01,
             max_position_embeddings=64,
+            pad_token_id=PAD,
+            eos_token_id=EOS,
         )
     )
 
