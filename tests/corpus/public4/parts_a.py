@@ -119,12 +119,12 @@ def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
 def matrices(model: nn.Module) -> set[nn.Parameter]:
     """Return what weight decay is meant for: the weights of linear maps, convolutions and attention."""
     maps = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    found = {module.weight for module in model.modules() if isinstance(module, maps)}
-    found |= {
+    weights = {module.weight for module in model.modules() if isinstance(module, maps)}
+    packed = {
         module.in_proj_weight for module in model.modules() if isinstance(module, nn.MultiheadAttention)
     }
-    return found - tables
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    return (weights | packed) - tables
 
 
 def decaying_adamw(model: nn.Module, lr: float = 1e-3, weight_decay: float = 0.05) -> AdamW:
