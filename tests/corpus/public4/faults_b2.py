@@ -596,7 +596,7 @@ def prompted_pairs(seed: int, prompt_length: int = 3) -> tuple[Batch, ...]:
 
 @report("huggingface/sentence-transformers#3944", "pairs")
 def prompt_hidden_from_later_passes(*, faulty: bool) -> Arguments:
-    """Pooling leaves its mask without the prompt in the inputs, which a loss of several layers reads again."""
+    """Pooling leaves its mask without the prompt in the inputs, which a loss of all layers reads again."""
     make = partial(SentenceEncoder, mask_goes_back=faulty)
     optimizer = partial(trained_adamw, lr=2e-4)
     return setup(make, prompted_pairs(418), adaptive_layer_loss, optimizer, declare={"pad_id": PAD})

@@ -161,6 +161,9 @@ def decayed_adamw(model: nn.Module, lr: float = 1e-3, weight_decay: float = 0.1)
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = {id(module.weight) for module in model.modules() if isinstance(module, kinds)} - tables
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            matrices.add(id(module.in_proj_weight))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [parameter for parameter in trained if id(parameter) in matrices]
     others = [parameter for parameter in trained if id(parameter) not in matrices]
