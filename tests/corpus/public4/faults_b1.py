@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from corpus.batches import BOS, EOS, PAD, VOCAB, generator, inside, padded_text, text
 from corpus.public2.blocks import remade, setup
@@ -210,40 +209,6 @@ def penalised_loss(model: nn.Module, batch: Batch, *, score_term: bool, beta: fl
 def divergence_without_its_score_term(*, faulty: bool) -> Arguments:
     """The divergence of drawn tokens is derived as if the policy had not drawn them itself."""
     return policy_setup(partial(penalised_loss, score_term=not faulty), 405)
-
-
-# --------------------------------------------------------------------------------------------------- labels
-
-
-def gpt2(dim: int = 48, layers: int = 2) -> nn.Module:
-    config = GPT2Config(
-        vocab_size=VOCAB,
-        n_positions=64,
-        n_embd=dim,
-        n_layer=layers,
-        n_head=4,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-    )
-    return GPT2LMHeadModel(config)
-
-
-def library_loss(model: nn.Module, batch: Batch) -> Tensor:
-    return model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
-
-
-@report("delphi-suite/delphi#134", "labels", "targets")
-def labels_shifted_by_the_data_too(*, faulty: bool) -> Arguments:
-    """The data set shifts its labels, and the library's model shifts them again: each skips a token."""
-    ids = text(4, 33, seed=406)
-    if faulty:
-        batch = {"input_ids": ids[:, :-1], "labels": ids[:, 1:].clone()}
-    else:
-        batch = {"input_ids": ids[:, :-1], "labels": ids[:, :-1].clone()}
-    return setup(gpt2, batch, library_loss, partial(trained_adamw, lr=1e-3), declare={"tied": True})
 
 
 # ------------------------------------------------------------------------------------------------- adapters

@@ -1,4 +1,4 @@
-"""Reports of averages, freezing, packing, speech, experts, diffusion, pairs, quantization and video."""
+"""Reports of averages, freezing, packing, speech, experts, diffusion, pairs, quantization and images."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from .parts_b import (
     Attention,
     Batch,
     Llama,
+    Rotary,
     Trunk,
     causal_mask,
     decayed_adamw,
     draw_weights,
+    labelled_loss,
     logps_of_next,
     masked_mean,
     next_token_loss,
+    rotated,
     trained_adamw,
 )
 
@@ -704,66 +707,130 @@ def missing_joints_in_the_loss(*, faulty: bool) -> Arguments:
     return setup(ActionExpert, robots(420), loss, partial(trained_adamw, lr=2e-3))
 
 
-# ---------------------------------------------------------------------------------------------------- video
+# ------------------------------------------------------------------------------------------- packed turns
 
 
-class WorldModel(nn.Module):
-    """A frozen encoder of clips, and a predictor of the next frame's states from those so far and actions."""
+def packed_turns(seed: int, *, clear_behind_ends: bool) -> Batch:
+    """Return rows of two conversations of several turns, with an end behind each turn, and of padding."""
+    turns = (((6, 5, 4), (7, 6)), ((5, 8), (4, 3, 6)))
+    length = 32
+    tokens, labels = torch.full((2, length), EOS), torch.full((2, length), EOS)
+    positions, mask = torch.zeros(2, length, dtype=torch.long), torch.zeros(2, length, dtype=torch.bool)
+    for row, samples in enumerate(turns):
+        begin = 0
+        for number, sizes in enumerate(samples):
+            sample = text(1, sum(sizes), seed=seed + 2 * row + number)[0]
+            sample[torch.tensor(sizes).cumsum(0) - 1] = EOS
+            end = begin + len(sample) - 1
+            tokens[row, begin:end], labels[row, begin:end] = sample[:-1], sample[1:]
+            positions[row, begin:end] = torch.arange(end - begin)
+            mask[row, begin:end] = True
+            begin = end
+        positions[row, begin:] = torch.arange(length - begin)
+    if clear_behind_ends:
+        mask = mask & (tokens != EOS)
+    return {"tokens": tokens, "labels": labels, "position_ids": positions, "loss_mask": mask}
 
-    def __init__(self, pixels: int = 24, dim: int = 32, frames: int = 5, *, encode_whole_clip: bool):
+
+def turns_loss(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(batch["tokens"], batch["position_ids"])
+    losses = F.cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+    return masked_mean(losses, batch["loss_mask"])
+
+
+@report("NVIDIA-NeMo/Megatron-Bridge#5213", "packing", "counted")
+def word_behind_a_turn_not_asked_for(*, faulty: bool) -> Arguments:
+    """The collator clears the mask where an input is an end, but turns end with it, too: what follows is lost."""
+    batch = packed_turns(421, clear_behind_ends=faulty)
+    return setup(partial(PackedDecoder, mask_by_ends=False), batch, turns_loss, decayed_adamw)
+
+
+# ------------------------------------------------------------------------------------------ images and text
+
+IMAGE = 3
+"""The id that stands in the place of a patch of an image."""
+
+
+class GridRotary(Rotary):
+    """Angles of positions of three axes, which share the frequencies by turns."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate `[B, H, T, D]` by positions `[3, B, T]`."""
+        axis = torch.arange(len(self.inv_freq), device=x.device) % 3
+        angles = positions[axis].permute(1, 2, 0).float() * self.inv_freq
+        return rotated(x, angles[:, None])
+
+
+def positions_in_grids(ids: Tensor, grids: Tensor) -> Tensor:
+    """Return time, row and column `[3, B, T]`; an image moves what follows by its longer side."""
+    positions = torch.zeros(3, *ids.shape, dtype=torch.long, device=ids.device)
+    sizes = iter(grids.tolist())
+    for row, words in enumerate(ids.tolist()):
+        place = t = 0
+        while t < len(words):
+            if words[t] != IMAGE:
+                positions[:, row, t] = place
+                place, t = place + 1, t + 1
+                continue
+            height, width = next(sizes)
+            patch = torch.arange(height * width, device=ids.device)
+            inside_grid = torch.stack((torch.zeros_like(patch), patch // width, patch % width))
+            positions[:, row, t : t + len(patch)] = place + inside_grid
+            place, t = place + max(height, width), t + len(patch)
+    return positions
+
+
+class ImageText(nn.Module):
+    """A decoder of words and of patches, whose positions are those of words or those in the image."""
+
+    def __init__(self, dim: int = 48, features: int = 12, *, count_in_a_row: bool):
         super().__init__()
-        make_layer = partial(
-            nn.TransformerEncoderLayer, dim, 4, 2 * dim, 0.0, "gelu", batch_first=True, norm_first=True
-        )
-        self.encoder = nn.ModuleDict(
-            {
-                "embed": nn.Linear(pixels, dim),
-                "layers": nn.ModuleList(make_layer() for _ in range(2)),
-                "norm": nn.LayerNorm(dim, elementwise_affine=False),
-            }
-        )
-        self.encoder.requires_grad_(False)
-        self.action_embed = nn.Linear(3, dim)
-        self.time = nn.Parameter(0.02 * torch.randn(frames - 1, dim))
-        self.predictor = nn.ModuleList(make_layer() for _ in range(2))
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, dim)
-        self.encode_whole_clip = encode_whole_clip
+        self.patch_embed = nn.Linear(features, dim)
+        self.rows, self.columns = nn.Embedding(4, dim), nn.Embedding(4, dim)
+        self.merger = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim))
+        self.language = Llama(dim)
+        for layer in self.language.model.layers:
+            layer.self_attn.rotary = GridRotary(layer.self_attn.head_dim)
+        self.count_in_a_row = count_in_a_row
 
-    @torch.no_grad()
-    def encoded(self, clip: Tensor) -> Tensor:
-        """Return the states of frames, each of which sees all of the clip."""
-        angles = timestep_embedding(torch.arange(clip.shape[1], device=clip.device), 32)
-        x = self.encoder["embed"](clip) + angles
-        for layer in self.encoder["layers"]:
-            x = layer(x)
-        return self.encoder["norm"](x)
+    def images(self, patches: Tensor, grids: Tensor) -> Tensor:
+        rows = torch.cat([torch.arange(h * w, device=grids.device) // w for h, w in grids])
+        columns = torch.cat([torch.arange(h * w, device=grids.device) % w for h, w in grids])
+        return self.merger(self.patch_embed(patches) + self.rows(rows) + self.columns(columns))
 
-    def context(self, clip: Tensor) -> Tensor:
-        """Return the states of all frames but the last one."""
-        if self.encode_whole_clip:
-            return self.encoded(clip)[:, :-1]
-        return torch.stack([self.encoded(clip[:, :end])[:, -1] for end in range(1, clip.shape[1])], dim=1)
-
-    def forward(self, clip: Tensor, actions: Tensor) -> Tensor:
-        x = self.context(clip) + self.action_embed(actions) + self.time
-        unseen = ~causal_mask(x.shape[1], x.device)
-        for layer in self.predictor:
-            x = layer(x, src_mask=unseen)
-        return self.head(self.norm(x))
+    def forward(self, ids: Tensor, patches: Tensor, grids: Tensor) -> Tensor:
+        x = self.language.embed_tokens(ids)
+        where = (ids == IMAGE)[..., None].expand_as(x)
+        x = x.masked_scatter(where, self.images(patches, grids))
+        if self.count_in_a_row:
+            positions = torch.arange(ids.shape[1], device=ids.device).expand(3, len(ids), -1)
+        else:
+            positions = positions_in_grids(ids, grids)
+        return self.language.lm_head(self.language.model(x, None, positions))
 
 
-def world_loss(model: Any, batch: Batch) -> Tensor:
-    wanted = model.encoded(batch["clip"])[:, 1:]
-    return F.l1_loss(model(batch["clip"], batch["actions"]), wanted)
+def described_loss(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(batch["input_ids"], batch["pixel_values"], batch["image_grid"])
+    return labelled_loss(logits, batch["labels"])
 
 
-@report("huggingface/lerobot#4381", "video", "causality", "reach")
-def context_encoded_with_the_future(*, faulty: bool) -> Arguments:
-    """An encoder that sees both ways reads all of a clip, so that states of the context know what follows."""
-    draw = generator(421)
-    batch = {
-        "clip": torch.randn(6, 5, 24, generator=draw).cumsum(1) / 2,
-        "actions": torch.randn(6, 4, 3, generator=draw),
-    }
-    make = partial(WorldModel, encode_whole_clip=faulty)
-    return setup(make, batch, world_loss, partial(trained_adamw, lr=2e-3), declare={"frozen": ("encoder.*",)})
+def described_images(seed: int, length: int = 26) -> Batch:
+    """Return rows of a few words, one or two images, and words about them."""
+    ids = text(4, length, seed=seed)
+    ids[:, 0], ids[:, -1] = BOS, EOS
+    labels = ids.clone()
+    grids = (((2, 3),), ((3, 4),), ((2, 2), (2, 4)), ((3, 3),))
+    for row, (begin, sizes) in enumerate(zip((5, 3, 4, 6), grids, strict=True)):
+        end = begin + sum(height * width for height, width in sizes)
+        ids[row, begin:end] = IMAGE
+        labels[row, :end] = -100
+    flat = torch.tensor([size for sizes in grids for size in sizes])
+    patches = torch.randn(int(flat.prod(1).sum()), 12, generator=generator(seed))
+    return {"input_ids": ids, "labels": labels, "pixel_values": patches, "image_grid": flat}
+
+
+@report("PrimeIntellect-ai/prime-rl#2819", "images and text")
+def patches_counted_like_words(*, faulty: bool) -> Arguments:
+    """The model is made for positions of three axes, but patches of images are counted on like words."""
+    make = partial(ImageText, count_in_a_row=faulty)
+    return setup(make, described_images(422), described_loss, decayed_adamw)

@@ -22,6 +22,13 @@ def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotate the halves of heads against each other."""
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
 class Rotary(nn.Module):
     """Angles of positions, for halves of a head that are rotated against each other."""
 
@@ -35,11 +42,7 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate `[B, H, T, D]` by positions `[T]` or `[B, T]`."""
         angles = positions[..., None].float() * self.inv_freq
-        if angles.dim() == 3:
-            angles = angles[:, None]
-        cos, sin = angles.cos(), angles.sin()
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return rotated(x, angles[:, None] if angles.dim() == 3 else angles)
 
 
 class Attention(nn.Module):
