@@ -740,7 +740,7 @@ def turns_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 @report("NVIDIA-NeMo/Megatron-Bridge#5213", "packing", "counted")
 def word_behind_a_turn_not_asked_for(*, faulty: bool) -> Arguments:
-    """The collator clears the mask where the input is an end, as turns have: what follows is not asked for."""
+    """The collator clears the mask where the input is an end, which ends turns, too: what follows is lost."""
     batch = packed_turns(421, clear_behind_ends=faulty)
     return setup(partial(PackedDecoder, mask_by_ends=False), batch, turns_loss, decayed_adamw)
 
