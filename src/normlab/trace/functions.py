@@ -82,9 +82,21 @@ class FunctionMode(TorchFunctionMode, ABC):
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is F.multi_head_attention_forward:
-            with self:  # what it calls is seen too
+            with self._still():
                 return _seen_through(func)(*args, **kwargs)
         return self.called(func, args, kwargs)
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """See what a function calls in turn: torch takes a mode away while it handles a function.
+
+        A subclass that does more when it is entered has done it: only the mode is put back.
+        """
+        TorchFunctionMode.__enter__(self)
+        try:
+            yield
+        finally:
+            TorchFunctionMode.__exit__(self, None, None, None)
 
     @abstractmethod
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
