@@ -190,20 +190,6 @@ def train_missing(
 
 def experiment_line(cell: str, seed: int, config: Config, folder: RunFolder) -> Row:
     """What is kept of a finished run."""
-    status = folder.status()
-    return {
-        **line(cell, seed, config, folder),
-        "run": folder.path.name,
-        "steps": status.step,
-        "best_step": status.best_step,
-        "evidence": status.outcome.evidence if status.outcome else "",
-        "dev": dev_curve(folder),
-        "train": train_curve(folder),
-    }
-
-
-def line(cell: str, seed: int, config: Config, folder: RunFolder) -> Row:
-    """What is kept of any finished run, a pilot's too."""
     status, scores = folder.status(), read_scores(folder.scores)
     norms = [row["grad_norm_l2"] for row in folder.metrics() if row["kind"] == "train" and row["step"] <= 1]
     return {
@@ -217,6 +203,12 @@ def line(cell: str, seed: int, config: Config, folder: RunFolder) -> Row:
         "seconds": round(status.train_seconds),
         "data": folder.config().data.digest[:8],
         **made_at(),
+        "run": folder.path.name,
+        "steps": status.step,
+        "best_step": status.best_step,
+        "evidence": status.outcome.evidence if status.outcome else "",
+        "dev": dev_curve(folder),
+        "train": train_curve(folder),
     }
 
 
