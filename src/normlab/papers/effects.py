@@ -153,10 +153,9 @@ def _scale(metric: Metric) -> Any:
     return MetricScale(metric)
 
 
-def _of_metric(found: Estimate, metric: Metric, back: Callable[[Array], Array]) -> Estimate:
+def _of_metric(on_scale: Estimate, metric: Metric, back: Callable[[Array], Array]) -> Estimate:
     """Carry an estimate on a metric's scale back to scores."""
-    value, low, high = (float(back(np.array(end))) for end in (found.value, found.low, found.high))
-    return Estimate(value, low, high, found.runs, unit=_unit(metric))
+    return on_scale.mapped(lambda value: float(back(np.array(value)))).of_unit(_unit(metric))
 
 
 def _difference(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -54,7 +54,7 @@ class Trained:
     def mean_score(self, metric: str, scores: Array) -> Estimate:
         """Return the mean of scores, taken on the metric's scale."""
         scale = MetricScale(self.metric(metric))
-        return _mapped(mean(scale.values(scores)), scale.scores)
+        return mean(scale.values(scores)).mapped(lambda value: float(scale.scores(np.array(value))))
 
     def models(self, cell: str) -> list[TrainedModel]:
         return [TrainedModel(folder) for folder in self.cells[cell]]
@@ -87,11 +87,6 @@ def learned_scales(lab: Lab, *, measures: Mapping[str, OfWeights]) -> Measuremen
     seeds = Trained(lab.runs).seeds()
     rows = [row for cell, seed, run in seeds for row in TrainedModel(run).scale_rows(cell, seed)]
     return replace(found, tables={**found.tables, "scales": rows})
-
-
-def _mapped(found: Estimate, back: Callable[[Array], Array]) -> Estimate:
-    value, low, high = (float(back(np.array(v))) for v in (found.value, found.low, found.high))
-    return Estimate(value, low, high, found.runs)
 
 
 def _dev_curve(folder: RunFolder, metric: str) -> Curve:
