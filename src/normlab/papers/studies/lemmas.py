@@ -279,7 +279,7 @@ def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) ->
     )
 
 
-def norm_factors(*, layers: int, dim: int, tokens: int, seeds: int) -> list[Estimate]:
+def norm_factors(layers: int, dim: int, tokens: int, seeds: int) -> list[Estimate]:
     r"""Appendix F: the mean of ‖J_LN‖² where a Post-LN feed-forward sum is normed, in every layer
     simultaneously, over :math:`\frac{2}{3}(1 + \frac{2}{d})`, its value for d_ff = d up to :math:`O(1/d^2)`.
 
