@@ -99,13 +99,14 @@ def settings_of(id_: str, **of: S) -> dict[Scale, S]:
 
 
 def with_laptop(
-    of: Mapping[Scale, S], id_: str = "", base: Mapping[str, Any] | None = None, **own: Any
+    of: Mapping[Scale, S], id_: str = "", base: Mapping[str, Any] | None = None, **values: Any
 ) -> dict[Scale, S]:
     """Return settings whose laptop scale has its own values, those of the ``base`` under names like
     ``optim.lr``; and its own words, as in ``settings_of``, if it has an id.
     """
-    laptop = replace(of[LAPTOP], base=changed(of[LAPTOP].base, base or {}), **own)
-    return {**of, **(settings_of(id_, laptop=laptop) if id_ else {LAPTOP: laptop})}
+    laptop = replace(of[LAPTOP], base=changed(of[LAPTOP].base, base or {}), **values)
+    at_laptop = settings_of(id_, laptop=laptop) if id_ else {LAPTOP: laptop}
+    return {**of, **at_laptop}
 
 
 def printed_values(id_: str) -> Mapping[str, float | str]:
