@@ -47,9 +47,12 @@ class Trained:
 
     def scores(self, metric: str, cell: str) -> Array:
         """Return the test score of each seed; the worst one for a run without any."""
-        of = self.metric(metric)
-        found = ((_test_score(folder, of), folder) for folder in self.cells[cell])
-        return np.array([_worst(of, folder) if score is None else score for score, folder in found])
+        shown = self.metric(metric)
+        scores = []
+        for folder in self.cells[cell]:
+            score = _test_score(folder, shown)
+            scores.append(_worst(shown, folder) if score is None else score)
+        return np.array(scores)
 
     def mean_score(self, metric: str, scores: Array) -> Estimate:
         """Return the mean of scores, taken on the metric's scale."""
@@ -77,16 +80,17 @@ def trainings(
     }
     if gradients:
         tables["gradients"] = _logged(runs, "train", ["grad_norm_l2"])
-    found = {name: one.measure(runs) for name, one in (measures or {}).items()}
-    return Measurement(found, tables, _facts(runs))
+    of_weights = {name: measure.measure(runs) for name, measure in (measures or {}).items()}
+    return Measurement(of_weights, tables, _facts(runs))
 
 
 def learned_scales(lab: Lab, *, measures: Mapping[str, OfWeights]) -> Measurement:
     """Do as ``trainings``, and add a table of the scales that every run has learned."""
-    found = trainings(lab, measures=measures)
-    seeds = Trained(lab.runs).seeds()
-    rows = [row for cell, seed, run in seeds for row in TrainedModel(run).scale_rows(cell, seed)]
-    return replace(found, tables={**found.tables, "scales": rows})
+    measured = trainings(lab, measures=measures)
+    rows: list[Row] = []
+    for cell, seed, run in Trained(lab.runs).seeds():
+        rows += TrainedModel(run).scale_rows(cell, seed)
+    return replace(measured, tables={**measured.tables, "scales": rows})
 
 
 def _dev_curve(folder: RunFolder, metric: str) -> Curve:
@@ -108,11 +112,11 @@ def _worst(metric: Metric, folder: RunFolder) -> float:
 
 def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
     """Return a cell as the paper's table prints it, with every seed beside the mean."""
-    scores, outcomes = runs.scores(metric.name, cell), [run.status().ended_as for run in runs.cells[cell]]
-    found = runs.mean_score(metric.name, scores)
+    scores = runs.scores(metric.name, cell)
+    outcomes = [run.status().ended_as for run in runs.cells[cell]]
     return {
         "cell": cell,
-        **found.columns(metric.label),
+        **runs.mean_score(metric.name, scores).columns(metric.label),
         "seeds": metric.listed(scores.tolist(), map(has_trained, outcomes)),
         "trained": f"{sum(map(has_trained, outcomes))} of {len(outcomes)}",
     }
@@ -144,6 +148,7 @@ def _logged(runs: Trained, kind: str, columns: Sequence[str]) -> list[Row]:
 
 def _facts(runs: Trained) -> dict[str, str]:
     """Return text, models, steps and machines of all runs, each said once."""
+    # dictionaries, because sets would lose the order
     facts: dict[str, dict[str, None]] = {"text": {}, "model": {}, "training": {}, "trained on": {}}
     for _, _, folder in runs.seeds():
         config = folder.config()
@@ -153,4 +158,4 @@ def _facts(runs: Trained) -> dict[str, str]:
         facts["model"][f"{model.encoder_layers}+{model.decoder_layers} layers of width {model.dim}"] = None
         facts["training"][f"{train.steps:,} steps of {train.max_tokens:,} positions"] = None
         facts["trained on"][folder.status().hardware] = None
-    return {name: "; ".join(filter(None, said)) for name, said in facts.items()}
+    return {name: "; ".join(filter(None, values)) for name, values in facts.items()}
