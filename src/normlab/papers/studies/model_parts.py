@@ -336,8 +336,9 @@ def _step(network: Seq2Seq, tokens: int, device: torch.device) -> Run:
 def _alternating(runs: Mapping[str, Run], rounds: int, device: torch.device) -> dict[str, list[float]]:
     """Return the seconds of each, round by round. Which goes first alternates, because caches favour one."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
+    order = list(runs)
     for i in range(WARMING + rounds):
-        for name in runs if i % 2 else reversed(runs):
+        for name in order if i % 2 else reversed(order):
             _wait(device)
             start = time.perf_counter()
             runs[name]()
