@@ -135,7 +135,7 @@ def _mean_ratio(values: Sequence[float]) -> Estimate:
     return (mean_ratio(values) if values else NOTHING).of_unit(RATIO)
 
 
-def _score(run: Run, metric: Metric) -> float:
+def score_or_worst(run: Run, metric: Metric) -> float:
     """The test score of a run; without any, the metric's worst, or if it has none, the run's worst on dev."""
     score = run.scores.get(metric.name)
     if score is not None and math.isfinite(score):
@@ -153,7 +153,7 @@ def _mean_on_scale(scores: Iterable[float], metric: Metric) -> float:
 
 def _test_on_scale(runs: Iterable[Run], metric: Metric) -> float:
     """The mean of test scores on the metric's scale."""
-    return _mean_on_scale((_score(run, metric) for run in runs), metric)
+    return _mean_on_scale((score_or_worst(run, metric) for run in runs), metric)
 
 
 def _scale(metric: Metric) -> Any:
@@ -232,7 +232,7 @@ def best_difference(regime: Regime, of: Cells, over: Cells, metric: str = "bleu"
     shown = _metric(metric)
 
     def best(runs: Sequence[Run]) -> float:
-        return _mean_on_scale([max((_score(run, shown) for run in runs), key=shown.sort_key)], shown)
+        return _mean_on_scale([max((score_or_worst(run, shown) for run in runs), key=shown.sort_key)], shown)
 
     return _difference(regime, of, over, shown, best)
 
@@ -280,7 +280,7 @@ def fails(regime: Regime, of: Cells, least: float, metric: str = "bleu") -> Esti
     """
     shown = _metric(metric)
     runs = [run for cell in names(of) for run in regime.cell(cell).values()]
-    return _share([not run.trained or shown.better(least, _score(run, shown)) for run in runs])
+    return _share([not run.trained or shown.better(least, score_or_worst(run, shown)) for run in runs])
 
 
 @effect(1.0)
@@ -407,7 +407,7 @@ def penalty_ratio(regime: Regime, of: Sequence[str], over: Sequence[str], metric
 
 def _loss(worse: Run, better: Run, metric: Metric) -> float:
     """By how much a run's test score is worse than another's."""
-    lost = metric.sort_key(_score(better, metric)) - metric.sort_key(_score(worse, metric))
+    lost = metric.sort_key(score_or_worst(better, metric)) - metric.sort_key(score_or_worst(worse, metric))
     if lost <= 0:
         raise UserError(f"{worse.cell} loses nothing to {better.cell} at seed {worse.seed}")
     return lost
@@ -420,7 +420,7 @@ def gains(regime: Regime, of: str, over: str, metric: str, by: float = 0.0) -> E
     """
     shown = _metric(metric)
     gained = [
-        shown.sort_key(_score(first, shown)) - shown.sort_key(_score(second, shown)) > by
+        shown.sort_key(score_or_worst(first, shown)) - shown.sort_key(score_or_worst(second, shown)) > by
         for first, second in _pairs(regime, of, over)
     ]
     return _share(gained)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 
@@ -16,13 +14,13 @@ from normlab.judging.statistics import MetricScale
 from normlab.lab.comparison.result import has_trained
 from normlab.lab.runs.folder import RunFolder, read_scores
 from normlab.papers.artefact import Measurement
+from normlab.papers.effects import score_or_worst
 from normlab.papers.estimate import Estimate, mean
 from normlab.papers.intervals import Array
 from normlab.papers.lab import Lab, Row
 from normlab.papers.measures import OfWeights
+from normlab.papers.regimes import Curve, Run
 from normlab.papers.studies.trained_models import TrainedModel
-
-Curve: TypeAlias = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,11 @@ class Trained:
         """Return the test score of each seed; the worst one for a run without any."""
         shown = self.metric(metric)
         scores = []
-        for folder in self.cells[cell]:
-            score = _test_score(folder, shown)
-            scores.append(_worst(shown, folder) if score is None else score)
+        for seed, folder in enumerate(self.cells[cell], 1):
+            test, dev = _test_score(folder, shown), _dev_curve(folder, shown.name)
+            outcome = folder.status().ended_as
+            run = Run(cell, seed, folder.path.name, outcome, {shown.name: test}, {shown.name: dev})
+            scores.append(score_or_worst(run, shown))
         return np.array(scores)
 
     def mean_score(self, metric: str, scores: Array) -> Estimate:
@@ -100,14 +100,6 @@ def _dev_curve(folder: RunFolder, metric: str) -> Curve:
 
 def _test_score(folder: RunFolder, metric: Metric) -> float | None:
     return as_float(read_scores(folder.scores).get(metric.name))
-
-
-def _worst(metric: Metric, folder: RunFolder) -> float:
-    """Return the score of a run without one: the metric's worst or, if it has none, its largest on dev."""
-    edge = metric.least if metric.higher_is_better else metric.most
-    if edge is not None:
-        return edge
-    return max((value for _, value in _dev_curve(folder, metric.name)), default=math.inf)
 
 
 def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
