@@ -72,22 +72,22 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def page(paper: Paper) -> str:
     """The page of a paper."""
-    of_this = of_paper(paper.key)
+    reviews = of_paper(paper.key)
     title = f"[{paper.title}]({paper.url})" if paper.url else paper.title
     parts = [
         f"# {paper.authors}",
         f"{title}. {paper.about}",
         "## What holds here",
-        f"{phrases.counted(of_this)}. {MADE}",
+        f"{phrases.counted(reviews)}. {MADE}",
         legend(),
-        finding_table(of_this),
+        finding_table(reviews),
         f"![The effects with their intervals]({paper.key}.svg)",
         "Each effect that counts, with its 95% interval; the dotted line is no difference.",
         "## Finding by finding",
-        *map(finding_part, of_this),
+        *map(finding_part, reviews),
         *exact_part([statement for statement in own_statements() if statement.paper == paper.key]),
         "## Regimes",
-        regime_table(of_this),
+        regime_table(reviews),
         "## Tables and figures",
         *(artefact(status) for id_, status in standings().items() if id_.partition(".")[0] == paper.key),
     ]

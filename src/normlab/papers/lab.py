@@ -183,7 +183,7 @@ def finished(wanted: Mapping[K, Sequence[Config]], queue: Queue) -> dict[K, tupl
 
     Raises UserError for a run that fails, and SpentError if the queue's time is over before all are done.
     """
-    configs = {run_id(config): config for of_name in wanted.values() for config in of_name}
+    configs = {run_id(config): config for group in wanted.values() for config in group}
     folders = {run: RunFolder(queue.root / run) for run in configs}
     for run, config in configs.items():
         if folders[run].status().state != "done":
@@ -194,7 +194,7 @@ def finished(wanted: Mapping[K, Sequence[Config]], queue: Queue) -> dict[K, tupl
     left = sum(folder.status().state != "done" for folder in folders.values())
     if left:
         raise SpentError(f"the budget is spent; {left} of {count(len(folders), 'run')} left")
-    return {name: tuple(folders[run_id(config)] for config in of_name) for name, of_name in wanted.items()}
+    return {name: tuple(folders[run_id(config)] for config in group) for name, group in wanted.items()}
 
 
 def size(name: str, placement: str, layers: int, decoder: int | None = None) -> ModelConfig:
