@@ -7,7 +7,6 @@ commands must say so in one sentence, and the instruments must work all the same
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-HOME: Final = Path(__file__).resolve().parent.parent
+from checkout import readme_script
+
 NOT_BASE: Final = (
     "altair",
     "vl_convert",
@@ -52,12 +52,6 @@ with normlab.watch(model, optimizer, out=".", every_steps=1) as watch:
 watch.page.rename("watch.html")
 """
 """What README's script can go on with: a check and a watch of its own model."""
-
-
-def readme_script() -> str:
-    """Return README's first example, which is a training script."""
-    readme = (HOME / "README.md").read_text(encoding="utf-8")
-    return re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
 
 
 class Session:

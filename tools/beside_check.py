@@ -16,21 +16,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from packaging.requirements import Requirement
+from checkout import readme_script
+from lend_torch import closure
 
-HOME: Final = Path(__file__).resolve().parent.parent
 FAILS: Final = 3
 """The exit code of README's first check, whose model sees later tokens."""
 
 
+def normalized(name: str) -> str:
+    """Return a name as registries compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def installed() -> dict[str, Distribution]:
     """Return every distribution here, by its normalized name."""
-    return {re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower(): one for one in distributions()}
+    return {normalized(distribution.metadata["Name"]): distribution for distribution in distributions()}
 
 
 def versions() -> dict[str, str]:
     """Return the version of every distribution here."""
-    return {name: one.version for name, one in sorted(installed().items())}
+    return {name: distribution.version for name, distribution in sorted(installed().items())}
 
 
 def megabytes(names: set[str]) -> float:
@@ -41,21 +46,6 @@ def megabytes(names: set[str]) -> float:
             path = Path(str(here[name].locate_file(file)))
             size += path.stat().st_size if path.is_file() else 0
     return size / 2**20
-
-
-def base_dependencies() -> set[str]:
-    """Return what normlab needs without extras, and what that needs itself."""
-    here, found, waiting = installed(), set[str](), ["normlab"]
-    while waiting:
-        name = waiting.pop()
-        if name in found or name not in here:
-            continue
-        found.add(name)
-        for line in here[name].requires or ():
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                waiting.append(re.sub(r"[-_.]+", "-", requirement.name).lower())
-    return found
 
 
 def added(before: dict[str, str]) -> set[str]:
@@ -74,17 +64,16 @@ def require_unchanged(before: dict[str, str]) -> None:
     changed = {name: (version, now.get(name)) for name, version in before.items() if now.get(name) != version}
     if changed:
         sys.exit(f"versions changed: {changed}")
-    if foreign := added(before) - base_dependencies():
+    foreign = added(before) - {normalized(name) for name in closure("normlab")}
+    if foreign:
         sys.exit(f"added, but no base dependency: {', '.join(sorted(foreign))}")
     print("no version changed, and only base dependencies were added")
 
 
 def run_first_command() -> None:
     """Run README's first script as README says; exit with an error if it ends otherwise than there."""
-    readme = (HOME / "README.md").read_text(encoding="utf-8")
-    script = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
     with TemporaryDirectory() as folder:
-        Path(folder, "train.py").write_text(script, encoding="utf-8")
+        Path(folder, "train.py").write_text(readme_script(), encoding="utf-8")
         command = [str(Path(sys.executable).with_name("normlab")), "check", "train.py", "--out", "check.html"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         page = Path(folder, "check.html")

@@ -29,7 +29,7 @@ from variant_facts import (
     VOCAB,
     difference,
     gains,
-    own,
+    own_parameters,
     refusals,
     shipped,
     simplest,
@@ -49,15 +49,19 @@ def linked(text: str) -> str:
 def placement_facts(part: RecipePart) -> Iterator[str]:
     """The list below a placement's picture."""
     placement, recipe = Placement.registry[part.name], simplest(part.axis, part.name)
-    yield f"Parameters of a sublayer: {'; '.join(own(placement)) or 'none'}."
+    yield f"Parameters of a sublayer: {'; '.join(own_parameters(placement)) or 'none'}."
     number, which = difference(part, PLACEMENT)
     if part.name != PLAIN:
         yield f"Against `{PLAIN}`: {more(number, which)}."
-    if factors := list(gains(placement, recipe.config().model)):
+    factors = list(gains(placement, recipe.config().model))
+    if factors:
         yield f"Factors on the scheme's standard deviation: {'; '.join(factors)}."
-    chosen = [(a.name, getattr(placement, a.field), a.plain) for a in MODEL_AXES if a.of_branch]
-    if told := [f"{axis} `{name}`" for axis, name, plain in chosen if name != plain]:
-        yield f"Its source also sets: {', '.join(told)}."
+    set_too = []
+    for axis in MODEL_AXES:
+        if axis.of_branch and getattr(placement, axis.field) != axis.plain:
+            set_too.append(f"{axis.name} `{getattr(placement, axis.field)}`")
+    if set_too:
+        yield f"Its source also sets: {', '.join(set_too)}."
     if recipe.named:
         yield f"Built here as `{recipe.typed}`."
     if placement.deep:
@@ -96,10 +100,10 @@ def entry(part: RecipePart) -> Iterator[str]:
             f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
             f'<img src="{light}" alt="Hidden scale by depth with {part.name}"></picture>'
         )
-    told = list(placement_facts(part) if part.axis == PLACEMENT.name else facts(part))
-    told += [f"Refuses {why}." for why in refusals(part)]
-    if told:
-        yield "\n".join(f"- {line}" for line in told)
+    items = list(placement_facts(part) if part.axis == PLACEMENT.name else facts(part))
+    items += [f"Refuses {why}." for why in refusals(part)]
+    if items:
+        yield "\n".join(f"- {item}" for item in items)
 
 
 BASELINES = (
@@ -128,15 +132,18 @@ LEFT_OUT = (
 
 def index(axis: str, members: Sequence[RecipePart], points: Mapping[str, hidden_scale.Points]) -> str:
     """The table at the head of an axis."""
-    of = next((a for a in (PLACEMENT, *MODEL_AXES) if a.name == axis), None)
-    columns = ["name", "source"] + (["parameters"] if of else [])
-    columns += ["scale at the end: encoder, decoder", "claims depth"] if of is PLACEMENT else []
+    of_model = next((a for a in (PLACEMENT, *MODEL_AXES) if a.name == axis), None)
+    columns = ["name", "source"]
+    if of_model:
+        columns.append("parameters")
+    if of_model is PLACEMENT:
+        columns += ["scale at the end: encoder, decoder", "claims depth"]
     lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
     for part in members:
         cells = [f"[`{part.name}`](#{part.name})", linked(summary(part)[1])]
-        if of:
-            cells.append(signed(difference(part, of)[0]))
-        if of is PLACEMENT:
+        if of_model:
+            cells.append(signed(difference(part, of_model)[0]))
+        if of_model is PLACEMENT:
             cells.append(", ".join(f"{points[part.name][s][-1][1]:.2g}" for s in ("encoder", "decoder")))
             cells.append("yes" if Placement.registry[part.name].deep else "")
         lines.append(f"| {' | '.join(cells)} |")

@@ -16,12 +16,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from checkout import HOME, commit
 from normlab.cli.presets import CONFIGS
 from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.papers.experiments import READY, Experiment, kept, key, read_experiment, train_missing
 from normlab.papers.regimes import REGIME_FILE, RUNS_FILE
-from pilots import HOME, commit
 
 RESULTS: Final = HOME / "results"
 PILOTS_FILE: Final = "pilots.jsonl"

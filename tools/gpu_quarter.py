@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normlab
+from checkout import HOME, commit
 from normlab.base.files import row_line
 from normlab.lab.config import Config, MachineConfig, ModelConfig, OptimConfig, SeedConfig
 from normlab.lab.recipes.grammar import resolve
@@ -40,7 +41,6 @@ from normlab.papers.experiments import dev_curve, made_at
 from normlab.papers.liu2020.training import SECTION5_3
 from normlab.papers.nguyen2019.bases import GL_EN
 from normlab.papers.trainings import changed
-from pilots import HOME, commit
 
 sys.path.append(str(HOME / "benchmarks"))
 

@@ -44,8 +44,8 @@ def main() -> None:
         lent = closure("torch")
     except PackageNotFoundError as error:
         sys.exit(f"{sys.executable} cannot lend torch: {error} is not installed")
-    for one in lent.values():
-        link(one, folder)
+    for lent_here in lent.values():
+        link(lent_here, folder)
     print(f"lent: {', '.join(sorted(lent))}")
 
 

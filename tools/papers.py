@@ -46,12 +46,12 @@ def findings() -> dict[str, Reviewed]:
 @cache
 def standings() -> dict[str, ArtefactStatus]:
     """Every artefact with its kept result, by id."""
-    return {id_: standing(one, [KEPT]) for id_, one in ARTEFACTS.items()}
+    return {id_: standing(artefact, [KEPT]) for id_, artefact in ARTEFACTS.items()}
 
 
 def of_paper(key: str) -> list[Reviewed]:
     """A paper's findings."""
-    return [one for one in findings().values() if one.finding.paper == key]
+    return [reviewed for reviewed in findings().values() if reviewed.finding.paper == key]
 
 
 def written() -> dict[Path, str]:
@@ -72,24 +72,24 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def page(paper: Paper) -> str:
     """The page of a paper."""
-    own = of_paper(paper.key)
+    reviews = of_paper(paper.key)
     title = f"[{paper.title}]({paper.url})" if paper.url else paper.title
     parts = [
         f"# {paper.authors}",
         f"{title}. {paper.about}",
         "## What holds here",
-        f"{phrases.counted(own)}. {MADE}",
+        f"{phrases.counted(reviews)}. {MADE}",
         legend(),
-        finding_table(own),
+        finding_table(reviews),
         f"![The effects with their intervals]({paper.key}.svg)",
         "Each effect that counts, with its 95% interval; the dotted line is no difference.",
         "## Finding by finding",
-        *(finding_part(one) for one in own),
-        *exact_part([one for one in own_statements() if one.paper == paper.key]),
+        *map(finding_part, reviews),
+        *exact_part([statement for statement in own_statements() if statement.paper == paper.key]),
         "## Regimes",
-        regime_table(own),
+        regime_table(reviews),
         "## Tables and figures",
-        *(artefact(one) for id_, one in standings().items() if id_.partition(".")[0] == paper.key),
+        *(artefact(status) for id_, status in standings().items() if id_.partition(".")[0] == paper.key),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -104,36 +104,37 @@ FINDING_HEAD = ("", "finding", "the paper has", *EFFECT_HEAD, "answer")
 
 def finding_table(some: Iterable[Reviewed]) -> str:
     """The findings, a row each, with the first of their effects."""
-    rows = (
-        [one.finding.id, one.finding.short, one.finding.published, *first_effect(one), answer(one)]
-        for one in some
-    )
+    rows = []
+    for review in some:
+        finding = review.finding
+        effect = first_effect(review)
+        rows.append([finding.id, finding.short, finding.published, *effect, answer(review)])
     return table(FINDING_HEAD, rows)
 
 
-def first_effect(one: Reviewed) -> list[str]:
+def first_effect(reviewed: Reviewed) -> list[str]:
     """What the first effect compares and where, what was measured, and what the sentence expects of it."""
-    if one.main is None:
-        return ["–", phrases.in_a_line(one), "–"]
-    named = f"{one.main.piece.says} ({one.main.regime.setting.short})"
-    return [named, phrases.in_a_line(one), one.main.piece.expects.in_words()]
+    if reviewed.main is None:
+        return ["–", phrases.in_a_line(reviewed), "–"]
+    named = f"{reviewed.main.piece.says} ({reviewed.main.regime.setting.short})"
+    return [named, phrases.in_a_line(reviewed), reviewed.main.piece.expects.in_words()]
 
 
-def answer(one: Reviewed) -> str:
+def answer(reviewed: Reviewed) -> str:
     """The answer, and how many effects say what."""
-    return f"**{phrases.answer(one)}**: {phrases.tally(one)}"
+    return f"**{phrases.answer(reviewed)}**: {phrases.tally(reviewed)}"
 
 
-def finding_part(one: Reviewed) -> str:
+def finding_part(reviewed: Reviewed) -> str:
     """A finding with all of its evidence."""
-    finding = one.finding
+    finding = reviewed.finding
     parts = [
         f"### {finding.id}: {finding.short}",
         f"> {finding.says} *({finding.where})*",
-        f"**{phrases.answer(one).capitalize()}** ({phrases.tally(one)}). {finding.because}",
+        f"**{phrases.answer(reviewed).capitalize()}** ({phrases.tally(reviewed)}). {finding.because}",
         f"To test it: {finding.needs}." if finding.needs else "",
-        evidence_table(one.evidence, counted=True),
-        evidence_table(one.left_out, counted=False),
+        evidence_table(reviewed.evidence, counted=True),
+        evidence_table(reviewed.left_out, counted=False),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -166,19 +167,19 @@ def exact_part(statements: Sequence[Statement]) -> Iterator[str]:
         "tables and figures that they name, and tests hold them."
     )
     rows = []
-    for one in statements:
-        measured = standings()[one.artefact].measures
+    for statement in statements:
+        measured = standings()[statement.artefact].measures
         values = ", ".join(
-            f"{name.replace('_', ' ')} {phrases.estimated(measured[name])}" for name in one.measures
+            f"{name.replace('_', ' ')} {phrases.estimated(measured[name])}" for name in statement.measures
         )
-        held = "holds" if one.holds(measured) else "**does not hold**"
-        rows.append([one.says, one.where, values, one.expects.in_words(), held])
+        held = "holds" if statement.holds(measured) else "**does not hold**"
+        rows.append([statement.says, statement.where, values, statement.expects.in_words(), held])
     yield table(("statement", "where", "measured", "allowed", ""), rows)
 
 
 def regime_table(some: Iterable[Reviewed]) -> str:
     """The regimes that some findings name, with what they change of the paper's settings."""
-    pieces = [piece for one in some for piece in (*one.evidence, *one.left_out)]
+    pieces = [piece for reviewed in some for piece in (*reviewed.evidence, *reviewed.left_out)]
     regimes = {piece.regime.name: piece.regime for piece in pieces}
     rows = [
         [name, f"{regime.setting.says} {regime.says}", regime.setting.scale, ", ".join(regime.sources)]
@@ -190,50 +191,46 @@ def regime_table(some: Iterable[Reviewed]) -> str:
 def picture(key: str) -> str:
     """The forest plots of a paper, one below the other, as SVG."""
     charts = [chart.drawn().properties(width=WIDTH, title=chart.title) for chart in forests(of_paper(key))]
-    room = {
-        "left": 60,
-        "right": 30,
-        "top": 5,
-        "bottom": 5,
-    }  # a browser's letters are wider than those measured
-    whole = alt.vconcat(*charts, padding=room).resolve_scale(color="shared").configure(**theme())
+    # a browser's letters are wider than those measured
+    room = {"left": 60, "right": 30, "top": 5, "bottom": 5}
+    plots = alt.vconcat(*charts, padding=room).resolve_scale(color="shared").configure(**theme())
     file = StringIO()
-    whole.save(file, format="svg")
+    plots.save(file, format="svg")
     return file.getvalue() + "\n"
 
 
 # ------------------------------------------------------------------------------------ tables and figures
 
 
-def artefact(one: ArtefactStatus) -> str:
+def artefact(status: ArtefactStatus) -> str:
     """An artefact: what is published beside what was measured, every seed, and what the scale changes."""
-    own, found = one.artefact, one.found
-    named = [id_ for id_, finding in own_findings().items() if own.id in finding.artefacts]
+    artefact, found = status.artefact, status.found
+    named = [id_ for id_, finding in own_findings().items() if artefact.id in finding.artefacts]
     parts = [
-        f"### `{own.id}`",
-        f"{own.shows} *{own.paper}.*" + (f" Findings: {', '.join(named)}." if named else ""),
-        *published(one),
+        f"### `{artefact.id}`",
+        f"{artefact.shows} *{artefact.paper}.*" + (f" Findings: {', '.join(named)}." if named else ""),
+        *published(status),
     ]
     if found is None:
         elsewhere = f"; {' and '.join(named)} has what was measured elsewhere" if named else ""
-        state = f"{phrases.state(one).capitalize()}{elsewhere}." if own.study else ""
-        return "\n\n".join(part for part in (*parts, state, own.discussion) if part)
-    parts += [rest(one), trained(one), curves(one)]
-    if own.trainings and one.scale in own.trainings:
-        parts.append(f"What the scale changes: {own.trainings[one.scale].differs}")
+        state = f"{phrases.state(status).capitalize()}{elsewhere}." if artefact.study else ""
+        return "\n\n".join(part for part in (*parts, state, artefact.discussion) if part)
+    parts += [rest(status), trained(status), curves(status)]
+    if status.scale in artefact.trainings:
+        parts.append(f"What the scale changes: {artefact.trainings[status.scale].differs}")
     elif text := found.facts.get("text"):
         parts.append(f"Measured on {text}.")
-    return "\n\n".join(part for part in (*parts, own.discussion) if part)
+    return "\n\n".join(part for part in (*parts, artefact.discussion) if part)
 
 
-def published(one: ArtefactStatus) -> Iterator[str]:
+def published(status: ArtefactStatus) -> Iterator[str]:
     """What is in print, with what was measured for it in the same row, or in the same cell of a table."""
-    printed = one.artefact.published
+    printed = status.artefact.published
     if isinstance(printed, PrintedTable):
-        yield printed_table(one, printed)
+        yield printed_table(status, printed)
     shown = set(printed.names.values()) if isinstance(printed, PrintedTable) else set()
     rows = [
-        [name, number_cell(value), phrases.here(one, name)]
+        [name, number_cell(value), phrases.here(status, name)]
         for name, value in printed.items()
         if name not in shown
     ]
@@ -243,14 +240,14 @@ def published(one: ArtefactStatus) -> Iterator[str]:
         yield table(("", "published"), [row[:2] for row in rows])
 
 
-def printed_table(one: ArtefactStatus, printed: PrintedTable) -> str:
+def printed_table(status: ArtefactStatus, printed: PrintedTable) -> str:
     """A printed table: what was measured for a cell is below its value, for a whole row at its end."""
 
     def cell(name: str) -> str:
-        measured = phrases.here(one, name)
+        measured = phrases.here(status, name)
         return number_cell(printed.get(name)) + (f"<br>here {measured}" if measured else "")
 
-    ends = {row: phrases.here(one, row) for row in printed.rows}
+    ends = {row: phrases.here(status, row) for row in printed.rows}
     rows = [
         [row, *(cell(printed.names[column, row]) for column in printed.columns), ends[row] or "–"]
         for row in printed.rows
@@ -260,23 +257,24 @@ def printed_table(one: ArtefactStatus, printed: PrintedTable) -> str:
     return table(("published", *printed.columns), [row[:-1] for row in rows])
 
 
-def rest(one: ArtefactStatus) -> str:
+def rest(status: ArtefactStatus) -> str:
     """What a study measured beyond what is in print."""
-    told = {name for names in one.artefact.beside.values() for name in names} | set(one.artefact.published)
+    artefact = status.artefact
+    shown = set(artefact.published).union(*artefact.beside.values())
     rows = [
         [name.replace("_", " "), phrases.estimated(value)]
-        for name, value in one.measures.items()
-        if name not in told
+        for name, value in status.measures.items()
+        if name not in shown
     ]
     return table(("also measured", "[95%]"), rows) if rows else ""
 
 
-def trained(one: ArtefactStatus) -> str:
+def trained(status: ArtefactStatus) -> str:
     """The trainings: under which recipe and rate, the test score of each seed, and how many trained."""
-    cells = phrases.cells_of(one)
+    cells = phrases.cells_of(status)
     if not cells:
         return ""
-    trainings = one.artefact.trainings.get(one.scale)
+    trainings = status.artefact.trainings.get(status.scale)
     configs = {cell: config for cell, _, config in trainings.configs()} if trainings else {}
     rows = []
     for name, row in cells.items():
@@ -289,20 +287,24 @@ def trained(one: ArtefactStatus) -> str:
     )
 
 
-def curves(one: ArtefactStatus) -> str:
+def curves(status: ArtefactStatus) -> str:
     """The ends of the curves of a figure that was trained: means over seeds."""
-    own, rows = one.artefact, list[list[str]]()
-    if one.found is None or not own.id.partition(".")[2].startswith("fig") or not own.trainings:
+    artefact = status.artefact
+    is_figure = artefact.id.partition(".")[2].startswith("fig")
+    if status.found is None or not is_figure or not artefact.trainings:
         return ""
-    for drawing in own.drawings:
+    rows: list[list[str]] = []
+    for drawing in artefact.drawings:
+        if drawing.kind != "line":
+            continue
         groups: dict[str, dict[float, list[float]]] = {}
-        for row in one.found.tables.get(drawing.table, ()) if drawing.kind == "line" else ():
+        for row in status.found.tables.get(drawing.table, ()):
             if row.get(drawing.y) is not None:
                 group = groups.setdefault(str(row.get(drawing.colour, "")), {})
                 group.setdefault(row[drawing.x], []).append(row[drawing.y])
-        for group, points in groups.items():
+        for name, points in groups.items():
             ends = [f"{fmean(points[x]):.3g} at {drawing.x_title} {x:g}" for x in (min(points), max(points))]
-            rows.append([drawing.title, group, *ends])
+            rows.append([drawing.title, name, *ends])
     return table(("curve", "", "begins", "ends"), rows) if rows else ""
 
 
@@ -325,12 +327,12 @@ def all_findings() -> str:
 
 def answer_table(some: Iterable[Reviewed]) -> str:
     """The findings with their answer first, and why."""
-    head = ("", "finding", "answer", *EFFECT_HEAD, "why")
-    rows = (
-        [one.finding.id, one.finding.short, answer(one), *first_effect(one), one.finding.because]
-        for one in some
-    )
-    return table(head, rows)
+    rows = []
+    for review in some:
+        finding = review.finding
+        effect = first_effect(review)
+        rows.append([finding.id, finding.short, answer(review), *effect, finding.because])
+    return table(("", "finding", "answer", *EFFECT_HEAD, "why"), rows)
 
 
 def main() -> None:

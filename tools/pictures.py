@@ -7,18 +7,17 @@ tests/report/test_browser.py.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from contextlib import chdir, suppress
 from pathlib import Path
 
+from checkout import HOME, readme_script
 from normlab.base.files import read_json
 from normlab.base.io import from_plain
 from normlab.cli.main import main as command
 from normlab.lab.comparison.result import Comparison
 
-HOME = Path(__file__).resolve().parents[1]
 PICTURES = HOME / "docs" / "pictures"
 KEPT = HOME / "results" / "multi30k-recipes"
 WIDTH = 1000
@@ -45,9 +44,7 @@ def draw(pages: dict[str, Path]) -> None:
 
 def pages(folder: Path) -> dict[str, Path]:
     """Write the two pages into a folder."""
-    readme = (HOME / "README.md").read_text(encoding="utf-8")
-    script = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
-    (folder / "train.py").write_text(script, encoding="utf-8")
+    (folder / "train.py").write_text(readme_script(), encoding="utf-8")
     with chdir(folder), suppress(SystemExit):  # its check finds a mistake
         command(["check", "train.py", "--out", "check.html"])
     comparison = from_plain(Comparison, read_json(KEPT / "comparison.json"))

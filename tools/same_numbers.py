@@ -274,7 +274,9 @@ def _processor() -> str:
 def told() -> dict[str, Any]:
     """All that the driver is told, beside which configurations to run."""
     names = {kind: RENAMES[kind] for kind in ("homes", "fields", "files")}
-    content = {name: {"kind": type(one).__name__, **asdict(one)} for name, one in CONFIGURATIONS.items()}
+    content = {
+        name: {"kind": type(given).__name__, **asdict(given)} for name, given in CONFIGURATIONS.items()
+    }
     return {**names, "configurations": content}
 
 
@@ -292,15 +294,16 @@ def parts(names: Sequence[str], count: int) -> list[list[str]]:
     """Names to run in one process each: trainings on several ranks alone, the others in ``count`` groups, a
     run in the group of the one it starts from.
     """
-    found = {name: CONFIGURATIONS[name] for name in names}
-    alone = [[name] for name, one in found.items() if isinstance(one, Training) and one.ranks > 1]
-    rest = [name for name in names if [name] not in alone]
-    starts = {name: one.init_from for name, one in found.items() if isinstance(one, Training)}
-    leading = [name for name in rest if starts.get(name, "") not in rest]
+    configurations = {name: CONFIGURATIONS[name] for name in names}
+    trainings = {name: given for name, given in configurations.items() if isinstance(given, Training)}
+    on_ranks = [name for name, training in trainings.items() if training.ranks > 1]
+    others = [name for name in names if name not in on_ranks]
+    starts = {name: training.init_from for name, training in trainings.items()}
+    leading = [name for name in others if starts.get(name, "") not in others]
     groups = [leading[i::count] for i in range(count)]
     for group in groups:
-        group += [name for name in rest if starts.get(name, "") in group]
-    return [group for group in (*alone, *groups) if group]
+        group += [name for name in others if starts.get(name, "") in group]
+    return [group for group in (*([name] for name in on_ranks), *groups) if group]
 
 
 def _drive(side: Side, names: Sequence[str], work: Path) -> None:
@@ -313,19 +316,19 @@ def _drive(side: Side, names: Sequence[str], work: Path) -> None:
     words = [sys.executable, "-W", "ignore", *(torchrun if ranks > 1 else ()), driver.__file__, str(work)]
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     environment = os.environ | one_thread | {"PYTHONPATH": str(side.source)}
-    said = _said(words, environment)
+    errors = _standard_error(words, environment)
     side.results.mkdir(parents=True, exist_ok=True)
     for name in names:
         out, place = work / name, side.results / name
         out.mkdir(exist_ok=True)
         if not any((out / file).exists() for file in (driver.TABLES, driver.ERROR)):
-            (out / driver.ERROR).write_text(said[-2000:], encoding="utf-8")
+            (out / driver.ERROR).write_text(errors[-2000:], encoding="utf-8")
         if not (place / driver.TABLES).exists():
             shutil.rmtree(place, ignore_errors=True)
             out.rename(place)
 
 
-def _said(words: Sequence[str], environment: Mapping[str, str]) -> str:
+def _standard_error(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """Run a command to its end, or stop it when it hangs; what it wrote to standard error."""
     with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -48,11 +48,15 @@ class Names:
 
     def tables(self, tables: Mapping[str, Sequence[Row]]) -> dict[str, list[dict[str, Any]]]:
         """The tables under newest names, without the columns that are left out."""
-        return {(new := self._tables.get(name, name)): self._rows(new, tables[name]) for name in tables}
+        renamed: dict[str, list[dict[str, Any]]] = {}
+        for name, rows in tables.items():
+            table = self._tables.get(name, name)
+            renamed[table] = [self._row(table, row) for row in rows]
+        return renamed
 
-    def _rows(self, table: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        named = [{self._column(table, key): self._cell(value) for key, value in row.items()} for row in rows]
-        return [{key: value for key, value in row.items() if key not in self._left_out} for row in named]
+    def _row(self, table: str, row: Row) -> dict[str, Any]:
+        named = {self._column(table, name): self._cell(value) for name, value in row.items()}
+        return {name: value for name, value in named.items() if name not in self._left_out}
 
     def _column(self, table: str, name: str) -> str:
         for_table = self._columns.get(f"{table}.{name}")
@@ -75,9 +79,9 @@ class Tensor(NamedTuple):
         """The largest absolute difference; not a number where there is none to state."""
         if self[:2] != other[:2] or self.dtype not in FLOATS:
             return math.nan
-        mine, its = (np.frombuffer(t.data, FLOATS[t.dtype]).astype(np.float64) for t in (self, other))
-        with np.errstate(invalid="ignore"):
-            return float(np.abs(mine - its).max(initial=0.0))
+        ours, theirs = (np.frombuffer(t.data, FLOATS[t.dtype]).astype(np.float64) for t in (self, other))
+        with np.errstate(invalid="ignore"):  # two infinities have no difference
+            return float(np.abs(ours - theirs).max(initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,13 @@ class Result:
 
 def load(folder: Path, names: Names) -> Result:
     """A result that the driver wrote, under newest names."""
-    tensors = {
-        names.tensor(f"{file.stem}.{name}"): Tensor(
-            found["dtype"], tuple(found["shape"]), bytes(found["data"])
-        )
-        for file in sorted(folder.glob("*.safetensors"))
-        for name, found in deserialize(file.read_bytes())
-    }
-    return Result(names.tables(json.loads((folder / TABLES).read_text(encoding="utf-8"))), tensors)
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, stored in deserialize(file.read_bytes()):
+            tensor = Tensor(stored["dtype"], tuple(stored["shape"]), bytes(stored["data"]))
+            tensors[names.tensor(f"{file.stem}.{name}")] = tensor
+    tables = json.loads((folder / TABLES).read_text(encoding="utf-8"))
+    return Result(names.tables(tables), tensors)
 
 
 def shared(base: Result, head: Result) -> tuple[Result, Result, str]:
@@ -110,15 +113,18 @@ def shared(base: Result, head: Result) -> tuple[Result, Result, str]:
     Studies come and go, and what one measures stays the same without the others. Findings are taken apart
     by their table and name, so that those of a study that is gone are no difference.
     """
-    mine, its = _by_finding(base.tables), _by_finding(head.tables)
-    both = mine.keys() & its.keys()
+    tables = {"BASE": _by_finding(base.tables), "HEAD": _by_finding(head.tables)}
+    both = tables["BASE"].keys() & tables["HEAD"].keys()
     parts = []
-    for side, own in (("BASE", mine), ("HEAD", its)):
-        if alone := sorted(own.keys() - both):
+    for side, of_side in tables.items():
+        alone = sorted(of_side.keys() - both)
+        if alone:
             parts.append(f"only {side} has {', '.join(alone)}")
-    kept = ({name: own[name] for name in own if name in both} for own in (mine, its))
-    one, other = (Result(tables, result.tensors) for tables, result in zip(kept, (base, head), strict=True))
-    return one, other, "; ".join(parts)
+    in_both = {
+        side: {name: rows for name, rows in of_side.items() if name in both}
+        for side, of_side in tables.items()
+    }
+    return Result(in_both["BASE"], base.tensors), Result(in_both["HEAD"], head.tensors), "; ".join(parts)
 
 
 def _by_finding(tables: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
@@ -134,18 +140,21 @@ def difference(base: Result, head: Result, added: Collection[str] = ()) -> str:
 
     The columns of ``added`` may be missing from the base.
     """
-    found = _cells(base.tables, head.tables)
-    cells = [cell for cell in found if not (cell[1] == ABSENT and cell[0].rpartition(", ")[2] in added)]
+    cells = []
+    for place, before, after in _cells(base.tables, head.tables):
+        is_new = before == ABSENT and place.rpartition(", ")[2] in added
+        if not is_new:
+            cells.append((place, before, after))
     names = sorted(base.tensors.keys() | head.tensors.keys())
     tensors = [name for name in names if base.tensors.get(name) != head.tensors.get(name)]
-    said = []
+    parts = []
     if cells:
         where, before, after = cells[0]
         tables = ", ".join(dict.fromkeys(place.split(", ")[0].split(" row ")[0] for place, *_ in cells))
-        said.append(f"{where}: {before!r} became {after!r} (first of {len(cells)} cells in {tables})")
+        parts.append(f"{where}: {before!r} became {after!r} (first of {len(cells)} cells in {tables})")
     if tensors:
-        said.append(f"{len(tensors)} of {len(names)} tensors differ, {_first(tensors[0], base, head)}")
-    return "; ".join(said)
+        parts.append(f"{len(tensors)} of {len(names)} tensors differ, {_first(tensors[0], base, head)}")
+    return "; ".join(parts)
 
 
 def _first(name: str, base: Result, head: Result) -> str:
@@ -165,10 +174,10 @@ def _cells(
         before, after = base.get(table, ()), head.get(table, ())
         if len(before) != len(after):
             yield f"{table}, number of rows", len(before), len(after)
-        for number, (one, other) in enumerate(zip(before, after, strict=False), start=1):
-            step = f", step {one['step']}" if "step" in one else ""
-            for column in dict.fromkeys((*one, *other)):
-                values = one.get(column, ABSENT), other.get(column, ABSENT)
+        for number, (old, new) in enumerate(zip(before, after, strict=False), start=1):
+            step = f", step {old['step']}" if "step" in old else ""
+            for column in dict.fromkeys((*old, *new)):
+                values = old.get(column, ABSENT), new.get(column, ABSENT)
                 if not same(*values):
                     yield f"{table} row {number}{step}, {column}", *values
 

@@ -96,24 +96,32 @@ def refusals(part: RecipePart) -> Iterator[str]:
     for other in shipped():
         names[other.axis].append(other.name)
     for axis in (a.name for a in MODEL_AXES if a.name != part.axis):
-        tried = {name: recipe.but(axis, name).config() for name in names[axis]}
+        configs = {name: recipe.but(axis, name).config() for name in names[axis]}
         if part.axis == PLACEMENT.name:  # a norm that it does not use is refused by the recipe
-            common = _refused_by_pre(axis, tuple(tried))
-            own = {n: [r for r in c.forced.split(JOINT) if r not in common[n]] for n, c in tried.items()}
-            yield from _grouped(axis, {name: JOINT.join(reasons) for name, reasons in own.items()})
+            reasons = _refused_by_itself(axis, configs)
         else:
-            yield from _grouped(axis, {name: conflict(config.model) for name, config in tried.items()})
+            reasons = {name: conflict(config.model) for name, config in configs.items()}
+        yield from _grouped(axis, reasons)
     if part.axis == PLACEMENT.name:
-        found: dict[str, dict[str, str]] = {"encoder": {}, "decoder": {}}
-        for stack, reasons in found.items():
-            for name in names[part.axis]:
-                hybrid = recipe.config(**{stack: name}).model
-                reasons[name] = conflict(hybrid) if name != part.name else ""
-        same = found["encoder"] == found["decoder"]
-        for stack, reasons in [("other stack", found["encoder"])] if same else list(found.items()):
-            yield from _grouped(
-                f"other {part.axis} in the {stack}", {n: w for n, w in reasons.items() if n != part.name}
-            )
+        others = [name for name in names[part.axis] if name != part.name]
+        by_stack = {
+            stack: {name: conflict(recipe.config(**{stack: name}).model) for name in others}
+            for stack in ("encoder", "decoder")
+        }
+        if by_stack["encoder"] == by_stack["decoder"]:
+            by_stack = {"other stack": by_stack["encoder"]}
+        for stack, reasons in by_stack.items():
+            yield from _grouped(f"other {part.axis} in the {stack}", reasons)
+
+
+def _refused_by_itself(axis: str, configs: Mapping[str, Config]) -> dict[str, str]:
+    """Why a placement refuses choices, without the reasons that a plain Pre-LN has as well."""
+    common = _refused_by_pre(axis, tuple(configs))
+    reasons: dict[str, str] = {}
+    for name, config in configs.items():
+        of_placement = [reason for reason in config.forced.split(JOINT) if reason not in common[name]]
+        reasons[name] = JOINT.join(of_placement)
+    return reasons
 
 
 @cache
@@ -153,28 +161,30 @@ def letters(shape: Iterable[int]) -> str:
     return f"[{', '.join(letter(n) for n in shape)}]"
 
 
-def own(placement: type[Placement]) -> Iterator[str]:
+def own_parameters(placement: type[Placement]) -> Iterator[str]:
     """The parameters of a placement's sublayers: shape, initial value, roles if not all have one."""
     firsts = [
         Site(name, roles[0], 0, 0, SIZE.dim, SIZE.encoder_layers, SIZE.decoder_layers, roles=roles)
         for name, roles in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER))
     ]
     places = [(site.role, placement(site)) for first in firsts for site in sites(first)]
-    held: dict[str, list[tuple[str, nn.Parameter]]] = defaultdict(list)
+    by_name: dict[str, list[tuple[str, nn.Parameter]]] = defaultdict(list)
     for role, place in places:
         for name, weight in place.named_parameters():
-            held[name].append((role, weight))
+            by_name[name].append((role, weight))
     profiled = profiled_parameters(places[0][1])
-    for name, found in held.items():
-        values = sorted({float(v) for _, weight in found for v in weight.detach().unique()})
+    for name, held in by_name.items():
+        roles, weights = zip(*held, strict=True)
+        values = sorted({float(value) for weight in weights for value in weight.detach().unique()})
         initial = f"{values[0]:.3g}" + (f" to {values[-1]:.3g}" if len(values) > 1 else "")
-        initial = "profiled" if name in profiled else initial
-        told = f"`{name}` `{letters(found[0][1].shape)}`, initially {initial}"
-        if len({id(weight) for _, weight in found}) < len(found):
-            told += ", one per layer"
-        if len(found) < len(places):
-            told += f", in {code(dict.fromkeys(role for role, _ in found))}"
-        yield told
+        if name in profiled:
+            initial = "profiled"
+        fact = f"`{name}` `{letters(weights[0].shape)}`, initially {initial}"
+        if len(set(map(id, weights))) < len(weights):
+            fact += ", one per layer"
+        if len(weights) < len(places):
+            fact += f", in {code(dict.fromkeys(roles))}"
+        yield fact
 
 
 def profiled_parameters(place: Placement) -> set[str]:
@@ -225,10 +235,10 @@ def gains(placement: type[Placement], model: ModelConfig) -> Iterator[str]:
     """The factors on the scheme's standard deviations that are not 1, stack by stack."""
     with torch.device("meta"):
         built = Seq2Seq(model, VOCAB)
-    told: dict[str, list[str]] = defaultdict(list)
+    by_stack: dict[str, list[str]] = defaultdict(list)
     for (stack, factor), names in matrix_gains(built).items():
-        told[stack].append(f"{', '.join(names)} {factor:.3g}")
-    yield from (f"{stack} {'; '.join(groups)}" for stack, groups in told.items())
+        by_stack[stack].append(f"{', '.join(names)} {factor:.3g}")
+    yield from (f"{stack} {'; '.join(groups)}" for stack, groups in by_stack.items())
     site = next(iter(built.encoder)).site
     ends = {"embedding": placement.embedding_gain(site), "classifier": placement.classifier_gain(site)}
     yield from (f"{name} {factor:.3g}" for name, factor in ends.items() if factor != 1)

@@ -30,18 +30,15 @@ def bases(scale):
     """An artefact for each distinct base and text of a scale, with its first cell alone, made short: layers,
     heads and batches are those of the scale, as far as memory and a minute allow.
     """
-    found = {}
+    distinct = {}
     for artefact in ARTEFACTS.values():
         if scale not in artefact.trainings:
             continue
         trainings = artefact.trainings[scale]
         for cell, changes in trainings.cells.items():
             config = changed(trainings.base, changes)
-            heavy, heads = config.model.encoder_layers >= 12, config.model.heads
-            key = config.data, config.model.encoder_layers, trainings.base.optim, trainings.base.decode
-            own = {**changes, **({"model.dim": 8 * heads, "model.ffn_dim": 16 * heads} if heavy else {})}
             short = {
-                **own,
+                **changes,
                 "train.steps": 2,
                 "train.validate_every_steps": 2,
                 "train.max_tokens": max(1024, config.data.block_len * (config.task == "bert_pretraining")),
@@ -50,11 +47,16 @@ def bases(scale):
                 "train.dev_decode_sentences": 2,
                 "optim.warmup_steps": min(1, config.optim.warmup_steps),
             }
+            if config.model.encoder_layers >= 12:  # too heavy at its width
+                heads = config.model.heads
+                short |= {"model.dim": 8 * heads, "model.ffn_dim": 16 * heads}
             if config.optim.decay_step:
                 short["optim.decay_step"] = 2
             few = replace(trainings, cells={cell: short}, seeds=1, least=0)
-            found.setdefault(repr(key), replace(artefact, id=f"{artefact.id} {cell}", trainings={scale: few}))
-    return list(found.values())
+            key = config.data, config.model.encoder_layers, trainings.base.optim, trainings.base.decode
+            shortened = replace(artefact, id=f"{artefact.id} {cell}", trainings={scale: few})
+            distinct.setdefault(repr(key), shortened)
+    return list(distinct.values())
 
 
 def write(root, path):
@@ -63,8 +65,11 @@ def write(root, path):
     file.parent.mkdir(parents=True, exist_ok=True)
     side = file.suffix != ".txt" and file.suffix in (".en", ".fr", ".vi")
     lines = [line(n, side) for n in range(LINES)]
-    lines = [one for n, line_ in enumerate(lines) for one in ([line_, ""] if n % 2 else [line_])]
-    file.write_text("\n".join(lines if file.suffix == ".txt" else lines[::3]) + "\n", encoding="utf-8")
+    if file.suffix == ".txt":  # a blank line behind each document of two
+        lines = [f"{text}\n" if n % 2 else text for n, text in enumerate(lines)]
+    else:
+        lines = lines[::2]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture

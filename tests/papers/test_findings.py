@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections import Counter
 from dataclasses import replace
 
@@ -23,9 +22,9 @@ REVIEWED = {id_: reviewed(finding, BOOK) for id_, finding in FINDINGS.items()}
 MOST_NOT_TESTED = 8
 
 
-def sources(one):
-    """The places that a finding reads, for its answer or beside it."""
-    return {source for piece in (*one.evidence, *one.left_out) for source in piece.regime.sources}
+def pieces_of(id_):
+    """What a finding reads, for its answer or beside it."""
+    return (*REVIEWED[id_].evidence, *REVIEWED[id_].left_out)
 
 
 @pytest.mark.parametrize("id_", FINDINGS)
@@ -35,17 +34,15 @@ def test_the_answer_follows_from_the_intervals(id_):
 
 @pytest.mark.parametrize("id_", FINDINGS)
 def test_every_result_that_measures_it_is_named(id_):
-    finding, read = FINDINGS[id_], sources(REVIEWED[id_])
-    own = {f"papers/{artefact}" for artefact in finding.artefacts}
-    measured = {source for source in own if (RESULTS / f"{source}.json").is_file()}
+    regimes = {piece.regime.name: piece.regime for piece in pieces_of(id_)}
+    read = {source for regime in regimes.values() for source in regime.sources}
+    of_artefacts = {f"papers/{artefact}" for artefact in FINDINGS[id_].artefacts}
+    measured = {source for source in of_artefacts if (RESULTS / f"{source}.json").is_file()}
     planned = {
-        file.parent.name
-        for file in RESULTS.glob(f"*/{REGIME_FILE}")
-        if id_ in tomllib.loads(file.read_text(encoding="utf-8"))["findings"]
+        file.parent.name for file in RESULTS.glob(f"*/{REGIME_FILE}") if id_ in read_toml(file)["findings"]
     }
     assert measured | planned <= read
-    regimes = {piece.regime.name for piece in (*REVIEWED[id_].evidence, *REVIEWED[id_].left_out)}
-    assert {name for name, regime in BOOK.regimes.items() if id_ in regime.findings} <= regimes
+    assert {name for name, regime in BOOK.regimes.items() if id_ in regime.findings} <= regimes.keys()
 
 
 def test_every_paper_has_findings_and_few_are_not_tested():
@@ -64,14 +61,14 @@ def test_what_the_findings_name_exists():
         assert set(finding.artefacts) <= ARTEFACTS.keys()
     for regime in BOOK.regimes.values():
         assert set(regime.findings) <= FINDINGS.keys()
-    read = {piece.regime.name for one in REVIEWED.values() for piece in (*one.evidence, *one.left_out)}
+    read = {piece.regime.name for id_ in FINDINGS for piece in pieces_of(id_)}
     assert BOOK.regimes.keys() - read <= {"dates-trained"}
 
 
 PLANNED = [
-    pytest.param(piece, id=f"{one.finding.id}-{number}")
-    for one in REVIEWED.values()
-    for number, piece in enumerate((*one.evidence, *one.left_out))
+    pytest.param(piece, id=f"{id_}-{number}")
+    for id_ in FINDINGS
+    for number, piece in enumerate(pieces_of(id_))
     if piece.regime.planned
 ]
 

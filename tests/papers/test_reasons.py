@@ -30,18 +30,17 @@ def scores(piece):
                 yield EFFECTS["score"](piece.regime, {"of": cell, "metric": metric}).value
 
 
-def measured(one):
+def measured(id_):
     """Every number that was measured for a finding."""
-    for piece in (*one.evidence, *one.left_out):
+    for piece in (*REVIEWED[id_].evidence, *REVIEWED[id_].left_out):
         yield abs(piece.estimate.value)
         yield from scores(piece)
 
 
-def printed(one):
+def printed(id_):
     """What the paper, the bounds and the regimes of a finding have in words."""
-    finding, pieces = one.finding, (*one.evidence, *one.left_out)
-    words = [finding.says, finding.published]
-    for piece in pieces:
+    words = [FINDINGS[id_].says, FINDINGS[id_].published]
+    for piece in (*REVIEWED[id_].evidence, *REVIEWED[id_].left_out):
         words += [piece.piece.says, piece.piece.margin, piece.regime.says, piece.regime.setting.says]
         words += [f"{end:g}" for end in piece.piece.expects.bounds]
     return " ".join(words)
@@ -49,9 +48,8 @@ def printed(one):
 
 def unmeasured(text, ids):
     """The numbers of a text that none of these findings measures or prints."""
-    found = [REVIEWED[id_] for id_ in ids]
-    values = [value for one in found for value in measured(one) if math.isfinite(value)]
-    words = " ".join(printed(one) for one in found)
+    values = [value for id_ in ids for value in measured(id_) if math.isfinite(value)]
+    words = " ".join(map(printed, ids))
     missing = []
     for number in MEASURED.findall(text):
         digits = len(number.partition(".")[2])

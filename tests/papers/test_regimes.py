@@ -25,7 +25,7 @@ def test_an_artefact_s_tables_become_runs_with_curves_and_gradients():
 
 def test_a_study_s_tables_are_kept_as_they_are():
     source = read_source("papers/xiong2020.fig3cd")
-    assert source.runs == []
+    assert not source.runs
     assert {row["placement"] for row in source.tables["gradients"]} == {"post", "pre"}
 
 
@@ -65,7 +65,7 @@ def test_runs_that_were_cut_short_have_their_dev_scores():
 
 def test_rows_of_no_run_are_a_table():
     source = read_source("amplification.jsonl")
-    assert source.runs == ()
+    assert not source.runs
     assert {row["family"] for row in source.tables["amplification"]} == {"encoder", "encoder-decoder"}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import experiments
 from experiments import read_regime, regimes, run
+from normlab.base.rows import read_lines
 from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.lab.runs import RunFolder
@@ -19,6 +20,9 @@ from normlab.papers.experiments import PILOT_SEED, kept, key, train_curve
 from normlab.papers.regimes import RUNS_FILE
 from normlab.papers.trainings import LAPTOP
 from planned import TOY
+
+PILOTS = experiments.RESULTS / "pilots"
+"""The kept lines of pilots."""
 
 
 def text_of(config: Config) -> tuple[str, str]:
@@ -70,6 +74,14 @@ def test_the_seeds_of_a_regime_are_fresh(name):
             continue
         if texts & texts_of(other.name):
             assert not set(regime.seeds) & set(other.seeds), other.name
+
+
+def test_no_seed_of_a_pilot_is_one_that_counts():
+    for file in PILOTS.glob("*.jsonl"):
+        assert all(row["seed"] >= PILOT_SEED for _, row in read_lines(file))
+    for artefact in ARTEFACTS.values():
+        if LAPTOP in artefact.trainings:
+            assert all(seed < PILOT_SEED for _, seed, _ in artefact.trainings[LAPTOP].configs())
 
 
 def test_no_configuration_belongs_to_two_regimes():

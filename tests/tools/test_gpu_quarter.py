@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
+from checkout import HOME
 from gpu_quarter import DONE, FAILED, INTERRUPTED, PARTS, ROWS, Part, Place, ended, finished, kept, run_part
-from pilots import HOME
 
 CPU = torch.device("cpu")
 SLEEP = """

@@ -37,10 +37,10 @@ __all__ = [
 ]
 
 ARTEFACTS: Final[dict[str, Artefact]] = {
-    found.id: found
+    value.id: value
     for module in (*xiong2020.MODULES, *nguyen2019.MODULES, *liu2020.MODULES, apx, disputes)
-    for found in vars(module).values()
-    if isinstance(found, Artefact)
+    for value in vars(module).values()
+    if isinstance(value, Artefact)
 }
 """Every artefact that the papers' modules define, then the public disputes, by id."""
 PAPERS: Final = {
@@ -91,13 +91,17 @@ def chosen(names: Iterable[str]) -> list[Artefact]:
 
     Raises UserError with the nearest id or key for an unknown name.
     """
-    found: dict[str, Artefact] = {}
+    by_id: dict[str, Artefact] = {}
     for name in names:
-        group = {i: a for i, a in ARTEFACTS.items() if name in (i, i.partition(".")[0], "all")}
-        if not group:
+        named = {
+            id_: artefact
+            for id_, artefact in ARTEFACTS.items()
+            if name in (id_, id_.partition(".")[0], "all")
+        }
+        if not named:
             _refuse(name, (*ARTEFACTS, *keys(), "all"))
-        found |= group
-    return list(found.values())
+        by_id |= named
+    return list(by_id.values())
 
 
 def _refuse(name: str, allowed: Iterable[str]) -> NoReturn:

@@ -84,8 +84,8 @@ class Artefact:
 
     def settings_at(self, scale: Scale) -> dict[str, Any]:
         """The study's arguments at a scale."""
-        own = self.trainings[scale].settings if scale in self.trainings else {}
-        return {**self.settings, **own}
+        of_scale = self.trainings[scale].settings if scale in self.trainings else {}
+        return {**self.settings, **of_scale}
 
     @property
     def kind(self) -> Literal["artefact", "dispute"]:

@@ -89,9 +89,11 @@ EN_VI: Final = parallel_files(
 
 def paths_of(data: DataConfig) -> list[str]:
     """Return the paths of all texts that a configuration names, without columns and parts of local files."""
-    others = (f"{role}_{kind}" for kind in ("text", "pairs") for role in ("train", "dev", "test"))
-    paths = filter(None, (getattr(data, name) for name in (*PARALLEL_TEXTS, *others)))
-    return [p if p.startswith("hf:") else p.partition("#")[0].partition("[")[0] for p in paths]
+    others = [f"{role}_{kind}" for kind in ("text", "pairs") for role in ("train", "dev", "test")]
+    texts = [getattr(data, name) for name in (*PARALLEL_TEXTS, *others)]
+    return [
+        text if text.startswith("hf:") else text.partition("#")[0].partition("[")[0] for text in texts if text
+    ]
 
 
 def source_of(data: DataConfig) -> DataSource | None:
@@ -104,7 +106,9 @@ def source_of(data: DataConfig) -> DataSource | None:
 def text_name(data: DataConfig) -> str:
     """Return the name of a configuration's text."""
     source, paths = source_of(data), paths_of(data)
-    return source.name if source else paths[0] if paths else f"the built-in corpus {data.builtin}"
+    if source:
+        return source.name
+    return paths[0] if paths else f"the built-in corpus {data.builtin}"
 
 
 LAPTOP: Final = Config(

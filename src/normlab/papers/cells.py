@@ -61,20 +61,30 @@ def declare(
     """
     words = dict(_words(id_))
     scales = words.pop("scales", {})
-    drawn = words.pop("drawings", words_of(id_.partition(".")[0]).get("drawings"))
-    named = OwnStudy.named(study) if study else TRAININGS if trainings else None
-    told: dict[str, Any] = {
+    if isinstance(scales, str):
+        scales = dict.fromkeys(SCALES, scales)
+    drawings = words.pop("drawings", words_of(id_.partition(".")[0]).get("drawings"))
+    if drawings is None:
+        charts = CURVES if trainings else ()
+    else:
+        charts = tuple(Drawing(**drawing) for drawing in drawings)
+    if study:
+        measured_by = OwnStudy.named(study)
+    else:
+        measured_by = TRAININGS if trainings else None
+    fields: dict[str, Any] = {
         **words,
         "published": printed_values(id_),
-        "study": named,
+        "beside": _counterparts(id_),
+        "study": measured_by,
         "settings": {**(settings or {}), **({"measures": measures} if measures else {})},
         "trainings": {
-            scale: replace(one, differs=" ".join(filter(None, (one.differs, scales.get(scale)))))
-            for scale, one in (trainings or {}).items()
+            scale: replace(runs, differs=f"{runs.differs} {scales.get(scale, '')}".strip())
+            for scale, runs in (trainings or {}).items()
         },
-        "drawings": (CURVES if trainings else ()) if drawn is None else tuple(Drawing(**d) for d in drawn),
+        "drawings": charts,
     }
-    return Artefact(id_, **told, **more)
+    return Artefact(id_, **fields, **more)
 
 
 def settings_of(id_: str, **of: S) -> dict[Scale, S]:
@@ -89,21 +99,30 @@ def settings_of(id_: str, **of: S) -> dict[Scale, S]:
 
 
 def with_laptop(
-    of: Mapping[Scale, S], id_: str = "", base: Mapping[str, Any] | None = None, **own: Any
+    of: Mapping[Scale, S], id_: str = "", base: Mapping[str, Any] | None = None, **values: Any
 ) -> dict[Scale, S]:
     """Return settings whose laptop scale has its own values, those of the ``base`` under names like
     ``optim.lr``; and its own words, as in ``settings_of``, if it has an id.
     """
-    laptop = replace(of[LAPTOP], base=changed(of[LAPTOP].base, base or {}), **own)
-    return {**of, **(settings_of(id_, laptop=laptop) if id_ else {LAPTOP: laptop})}
+    laptop = replace(of[LAPTOP], base=changed(of[LAPTOP].base, base or {}), **values)
+    at_laptop = settings_of(id_, laptop=laptop) if id_ else {LAPTOP: laptop}
+    return {**of, **at_laptop}
 
 
 def printed_values(id_: str) -> Mapping[str, float | str]:
     """Return what is published for an artefact of normlab's own."""
     values = _words(id_)["published"]
-    if "columns" not in values:
-        return values
-    return PrintedTable(values["columns"], values["rows"], **values.get("besides", {}))
+    if "columns" in values:
+        return PrintedTable(values["columns"], values["rows"], **values.get("besides", {}))
+    return {name: value["printed"] if isinstance(value, dict) else value for name, value in values.items()}
+
+
+def _counterparts(id_: str) -> dict[str, Sequence[str]]:
+    """Return the measures and trained cells that tell of a printed value under other names, by its name."""
+    values = _words(id_)["published"]
+    if "columns" in values:
+        return {}
+    return {name: value["here"] for name, value in values.items() if isinstance(value, dict)}
 
 
 def _words(id_: str) -> Mapping[str, Any]:

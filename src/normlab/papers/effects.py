@@ -49,21 +49,25 @@ class Effect:
         """Measure it. Raises UserError for an argument that the function does not take, or lacks, or that is
         not what its annotation says.
         """
-        parameters = inspect.signature(self.measure).parameters
-        known = [name for name in parameters if name != "regime"]
+        known = [name for name in inspect.signature(self.measure).parameters if name != "regime"]
         for name in arguments:
             if name not in known:
                 raise UserError(f"{self.name} takes no {name!r}{nearest(name, known)}")
-        required = [name for name in known if parameters[name].default is inspect.Parameter.empty]
-        if missing := [name for name in required if name not in arguments]:
+        defaults = self.with_defaults({})
+        required = [name for name in known if name not in defaults]
+        missing = [name for name in required if name not in arguments]
+        if missing:
             raise UserError(f"{self.name} needs {' and '.join(missing)}; give {', '.join(required)}")
         return validated(self.measure)(regime, **arguments)
 
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments with the defaults of those that are not given."""
         parameters = inspect.signature(self.measure).parameters
-        empty = inspect.Parameter.empty
-        defaults = {name: p.default for name, p in parameters.items() if p.default is not empty}
+        defaults = {
+            name: parameter.default
+            for name, parameter in parameters.items()
+            if parameter.default is not inspect.Parameter.empty
+        }
         return {**defaults, **arguments}
 
 
@@ -114,6 +118,11 @@ def _by_seed(regime: Regime, *sides: Cells) -> list[list[list[Run]]]:
     return [[[cell[seed] for cell in side] for side in cells] for seed in sorted(set.intersection(*seeds))]
 
 
+def _pairs(regime: Regime, of: str, over: str) -> list[tuple[Run, Run]]:
+    """The runs of two cells at every seed that both have."""
+    return [(first, second) for (first,), (second,) in _by_seed(regime, of, over)]
+
+
 NOTHING: Final = Estimate(math.nan, -math.inf, math.inf)
 """The estimate of what no run says anything about yet."""
 
@@ -126,7 +135,7 @@ def _mean_ratio(values: Sequence[float]) -> Estimate:
     return (mean_ratio(values) if values else NOTHING).of_unit(RATIO)
 
 
-def _score(run: Run, metric: Metric) -> float:
+def score_or_worst(run: Run, metric: Metric) -> float:
     """The test score of a run; without any, the metric's worst, or if it has none, the run's worst on dev."""
     score = run.scores.get(metric.name)
     if score is not None and math.isfinite(score):
@@ -144,7 +153,7 @@ def _mean_on_scale(scores: Iterable[float], metric: Metric) -> float:
 
 def _test_on_scale(runs: Iterable[Run], metric: Metric) -> float:
     """The mean of test scores on the metric's scale."""
-    return _mean_on_scale((_score(run, metric) for run in runs), metric)
+    return _mean_on_scale((score_or_worst(run, metric) for run in runs), metric)
 
 
 def _scale(metric: Metric) -> Any:
@@ -153,10 +162,9 @@ def _scale(metric: Metric) -> Any:
     return MetricScale(metric)
 
 
-def _of_metric(found: Estimate, metric: Metric, back: Callable[[Array], Array]) -> Estimate:
+def _of_metric(on_scale: Estimate, metric: Metric, back: Callable[[Array], Array]) -> Estimate:
     """Carry an estimate on a metric's scale back to scores."""
-    value, low, high = (float(back(np.array(end))) for end in (found.value, found.low, found.high))
-    return Estimate(value, low, high, found.runs, unit=_unit(metric))
+    return on_scale.mapped(lambda value: float(back(np.array(value)))).of_unit(_unit(metric))
 
 
 def _difference(
@@ -224,7 +232,7 @@ def best_difference(regime: Regime, of: Cells, over: Cells, metric: str = "bleu"
     shown = _metric(metric)
 
     def best(runs: Sequence[Run]) -> float:
-        return _mean_on_scale([max((_score(run, shown) for run in runs), key=shown.sort_key)], shown)
+        return _mean_on_scale([max((score_or_worst(run, shown) for run in runs), key=shown.sort_key)], shown)
 
     return _difference(regime, of, over, shown, best)
 
@@ -272,7 +280,7 @@ def fails(regime: Regime, of: Cells, least: float, metric: str = "bleu") -> Esti
     """
     shown = _metric(metric)
     runs = [run for cell in names(of) for run in regime.cell(cell).values()]
-    return _share([not run.trained or shown.better(least, _score(run, shown)) for run in runs])
+    return _share([not run.trained or shown.better(least, score_or_worst(run, shown)) for run in runs])
 
 
 @effect(1.0)
@@ -281,14 +289,18 @@ def steps_ratio(regime: Regime, of: str, over: str) -> Estimate:
     at which ``over`` is that good, as a geometric mean over seeds. A run of ``of`` that never gets there
     counts with its last step, which is too small, so the interval then has no upper end.
     """
-    ratios, arrived = list[float](), True
-    for (first,), (second,) in _by_seed(regime, of, over):
+    ratios: list[float] = []
+    all_arrived = True
+    for first, second in _pairs(regime, of, over):
+        curve = _dev(first, NLL.name)
         step, best = min(_dev(second, NLL.name), key=_value)
-        reached = next((s for s, nll in _dev(first, NLL.name) if nll <= best), None)
-        ratios.append((reached or _dev(first, NLL.name)[-1][0]) / step)
-        arrived = arrived and reached is not None
-    found = _mean_ratio(ratios)
-    return found if arrived else replace(found, high=math.inf)
+        reached = next((at for at, nll in curve if nll <= best), None)
+        if reached is None:
+            all_arrived = False
+            reached = curve[-1][0]
+        ratios.append(reached / step)
+    ratio = _mean_ratio(ratios)
+    return ratio if all_arrived else replace(ratio, high=math.inf)
 
 
 @effect(0.0)
@@ -310,9 +322,8 @@ def best_on_dev(regime: Regime, of: str, over: str, metric: str = "bleu") -> Est
     shown = _metric(metric)
 
     def best(runs: Sequence[Run]) -> float:
-        return _mean_on_scale(
-            (max(map(_value, _dev(run, metric)), key=shown.sort_key) for run in runs), shown
-        )
+        scores = [max(map(_value, _dev(run, metric)), key=shown.sort_key) for run in runs]
+        return _mean_on_scale(scores, shown)
 
     return _difference(regime, of, over, shown, best)
 
@@ -334,11 +345,16 @@ def gradient_ratio(regime: Regime, of: str, over: str, after: int) -> Estimate:
     """The median norm of the gradient of ``of`` over that of ``over``, after a step such as the warm-up's
     last.
     """
-    ratios = []
-    for (first,), (second,) in _by_seed(regime, of, over):
-        medians = [median(norm for step, norm in run.gradients if step > after) for run in (first, second)]
-        ratios.append(medians[0] / medians[1])
-    return _mean_ratio(ratios)
+
+    def middle(run: Run) -> float:
+        return median(_norms(run, after))
+
+    return _mean_ratio([middle(first) / middle(second) for first, second in _pairs(regime, of, over)])
+
+
+def _norms(run: Run, after: int) -> list[float]:
+    """The norms of a run's gradient after a step."""
+    return [norm for step, norm in run.gradients if step > after]
 
 
 SPIKE: Final = 3.0
@@ -354,11 +370,11 @@ def spikes_difference(regime: Regime, of: str, over: str, after: int) -> Estimat
     """
 
     def spikes(run: Run) -> float:
-        norms = [norm for step, norm in run.gradients if step > after]
+        norms = _norms(run, after)
         around = [median(norms[max(0, i - AROUND) : i + AROUND + 1]) for i in range(len(norms))]
         return 100 * fmean(norm > SPIKE * middle for norm, middle in zip(norms, around, strict=True))
 
-    values = [spikes(first) - spikes(second) for (first,), (second,) in _by_seed(regime, of, over)]
+    values = [spikes(first) - spikes(second) for first, second in _pairs(regime, of, over)]
     return _mean(values, "% of the steps")
 
 
@@ -369,12 +385,10 @@ def spread_ratio(regime: Regime, of: str, over: str, after: int) -> Estimate:
     """
 
     def spread(run: Run) -> float:
-        norms = [norm for step, norm in run.gradients if step > after]
-        low, middle, high = np.percentile(norms, (25, 50, 75))
+        low, middle, high = np.percentile(_norms(run, after), (25, 50, 75))
         return float((high - low) / middle)
 
-    ratios = [spread(first) / spread(second) for (first,), (second,) in _by_seed(regime, of, over)]
-    return _mean_ratio(ratios)
+    return _mean_ratio([spread(first) / spread(second) for first, second in _pairs(regime, of, over)])
 
 
 @effect(1.0)
@@ -393,7 +407,7 @@ def penalty_ratio(regime: Regime, of: Sequence[str], over: Sequence[str], metric
 
 def _loss(worse: Run, better: Run, metric: Metric) -> float:
     """By how much a run's test score is worse than another's."""
-    lost = metric.sort_key(_score(better, metric)) - metric.sort_key(_score(worse, metric))
+    lost = metric.sort_key(score_or_worst(better, metric)) - metric.sort_key(score_or_worst(worse, metric))
     if lost <= 0:
         raise UserError(f"{worse.cell} loses nothing to {better.cell} at seed {worse.seed}")
     return lost
@@ -406,8 +420,8 @@ def gains(regime: Regime, of: str, over: str, metric: str, by: float = 0.0) -> E
     """
     shown = _metric(metric)
     gained = [
-        shown.sort_key(_score(first, shown)) - shown.sort_key(_score(second, shown)) > by
-        for (first,), (second,) in _by_seed(regime, of, over)
+        shown.sort_key(score_or_worst(first, shown)) - shown.sort_key(score_or_worst(second, shown)) > by
+        for first, second in _pairs(regime, of, over)
     ]
     return _share(gained)
 
@@ -442,7 +456,7 @@ def row_ratio(
     regime: Regime, table: str, y: str, of: Mapping[str, Value], over: Mapping[str, Value]
 ) -> Estimate:
     """The column ``y`` of a study's table in the rows ``of`` over that in the rows ``over``, within seeds."""
-    first, second = ({row["seed"]: row[y] for row in _rows(regime, table, some)} for some in (of, over))
+    first, second = ({row["seed"]: row[y] for row in _rows(regime, table, side)} for side in (of, over))
     both = sorted(first.keys() & second.keys())
     return _mean_ratio([first[seed] / second[seed] for seed in both])
 
@@ -483,7 +497,8 @@ def layers_ratio(regime: Regime, of: str, stack: str, matrix: str, step: int | N
     """
     ratios = []
     for run in regime.cell(of).values():
-        if (entry := _weights(run, step)) and (layers := _place(entry, "gradients", "mean_grad_l2", stack)):
+        layers = _place(_weights(run, step), "gradients", "mean_grad_l2", stack)
+        if layers:
             values = _matrix(layers, matrix)
             ratios.append(values[-1] / values[0])
     return _mean_ratio(ratios)
@@ -496,11 +511,10 @@ def gradients_after(regime: Regime, of: str, stack: str, matrix: str, step: int)
     """
     ratios = []
     for run in regime.cell(of).values():
-        entries = [_weights(run, at) for at in (0, step)]
-        sides = [_place(entry, "gradients", "mean_grad_l2", stack) for entry in entries if entry]
-        if len(sides) == 2 and all(sides):
-            pairs = zip(_matrix(sides[1], matrix), _matrix(sides[0], matrix), strict=True)
-            ratios.append(math.exp(fmean(math.log(after / before) for after, before in pairs)))
+        before, after = (_place(_weights(run, at), "gradients", "mean_grad_l2", stack) for at in (0, step))
+        if before and after:
+            pairs = zip(_matrix(after, matrix), _matrix(before, matrix), strict=True)
+            ratios.append(math.exp(fmean(math.log(late / early) for late, early in pairs)))
     return _mean_ratio(ratios)
 
 
@@ -549,7 +563,7 @@ def own_share(regime: Regime, of: str, stack: str, step: int | None = None) -> E
 def own_share_ratio(regime: Regime, of: str, over: str, stack: str, step: int | None = None) -> Estimate:
     """``own_share`` of one cell over that of another, within seeds."""
     ratios = []
-    for (first,), (second,) in _by_seed(regime, of, over):
+    for first, second in _pairs(regime, of, over):
         above, below = (_own_share(run, stack, step) for run in (first, second))
         if above is not None and below is not None:
             ratios.append(above / below)
@@ -558,8 +572,7 @@ def own_share_ratio(regime: Regime, of: str, over: str, stack: str, step: int | 
 
 def _own_share(run: Run, stack: str, step: int | None) -> float | None:
     """The mean of i β_ii² over the upper half of a stack; None if it was not measured on these weights."""
-    entry = _weights(run, step)
-    columns = _place(entry, "dependency", stack) if entry else None
+    columns = _place(_weights(run, step), "dependency", stack)
     if columns is None:
         return None
     shares = columns["i_beta_sq"]
@@ -572,24 +585,26 @@ def _weights(run: Run, step: int | None) -> Row | None:
     return chosen[0] if chosen else None
 
 
-def _place(entry: Row, *keys: str) -> Any:
-    """What an entry of measured weights has under nested keys; None for a measure that was refused."""
-    found: Any = entry
+def _place(entry: Row | None, *keys: str) -> Any:
+    """What an entry of measured weights has under nested keys; None without an entry, and for a measure that
+    was refused.
+    """
+    inner: Any = entry
     for key in keys:
-        if key not in found:
+        if inner is None:
             return None
-        found = found[key]
-    return found
+        inner = inner.get(key)
+    return inner
 
 
 def _rows(regime: Regime, table: str, of: Mapping[str, Value]) -> list[Row]:
     """The rows of a study's table that have these values. Raises UserError if there are none."""
     if table not in regime.tables:
         raise UserError(f"the regime {regime.name} has no table {table!r}{nearest(table, regime.tables)}")
-    found = [row for row in regime.tables[table] if all(row.get(key) == value for key, value in of.items())]
-    if not found:
+    rows = [row for row in regime.tables[table] if all(row.get(key) == value for key, value in of.items())]
+    if not rows:
         raise UserError(f"the table {table} of {regime.name} has no rows with {dict(of)}")
-    return found
+    return rows
 
 
 def _curves(regime: Regime, table: str, y: str, x: str, of: Mapping[str, Value]) -> list[Curve]:

@@ -46,7 +46,8 @@ def measure_run(folder: RunFolder, measures: Collection[str]) -> list[dict[str, 
     measure that a broken model does not allow is named under ``refused``, with the reason. Raises UserError
     for an unknown measure, and for a run that does not translate.
     """
-    if unknown := sorted(set(measures) - {*MEASURES, UPDATES}):
+    unknown = sorted(set(measures) - {*MEASURES, UPDATES})
+    if unknown:
         raise UserError(
             f"there is no measure {', '.join(unknown)}; there are {', '.join(MEASURES)}, {UPDATES}"
         )
@@ -61,15 +62,7 @@ def measure_run(folder: RunFolder, measures: Collection[str]) -> list[dict[str, 
     for name in weights:
         step = best_step if isinstance(name, str) else name
         subject = _subject(folder, name)
-        entry: dict[str, Any] = {"step": step, "best": step == best_step}
-        for measure in measures:
-            if measure == UPDATES:
-                continue
-            try:
-                entry[measure] = MEASURES[measure](subject)
-            except UserError as error:
-                # a model that diverged still has its other measures and its scores
-                entry.setdefault("refused", {})[measure] = str(error)
+        entry = {"step": step, "best": step == best_step, **_measured(subject, measures)}
         if UPDATES in measures:
             now = {where: matrix.clone() for where, matrix in _matrices(subject)}
             if before:
@@ -78,6 +71,20 @@ def measure_run(folder: RunFolder, measures: Collection[str]) -> list[dict[str, 
             before = now
         entries.append(entry)
     return entries
+
+
+def _measured(subject: Subject, measures: Collection[str]) -> dict[str, Any]:
+    """What is measured on one set of weights: all but the updates, which need two."""
+    entry: dict[str, Any] = {}
+    for measure in measures:
+        if measure == UPDATES:
+            continue
+        try:
+            entry[measure] = MEASURES[measure](subject)
+        except UserError as error:
+            # a model that diverged still has its other measures and its scores
+            entry.setdefault("refused", {})[measure] = str(error)
+    return entry
 
 
 def _subject(folder: RunFolder, weights: int | str) -> Subject:
@@ -109,14 +116,14 @@ def _dev_batch(task: Translation, first: int, sentences: int) -> TaskInputs:
 
 def gradients(subject: Subject) -> dict[str, ByLayer]:
     """The norm of each matrix's mean gradient over the mini-batches, and its mean norm in a mini-batch."""
-    found: dict[str, dict[tuple[str, str, int], float]] = {"mean_grad_l2": {}, "grad_l2": {}}
+    norms: dict[str, dict[tuple[str, str, int], float]] = {"mean_grad_l2": {}, "grad_l2": {}}
     for row in parameter_gradients(subject):
         is_matrix = row["kind"] in MATRICES and "x" in str(row["shape"])
         if is_matrix and row["layer"] is not None:
             where = _where(str(row["stack"]), str(row["role"]), str(row["kind"]), cast("int", row["layer"]))
-            for name, values in found.items():
+            for name, values in norms.items():
                 values[where] = cast("float", row[name])
-    return {name: _by_layer(values) for name, values in found.items()}
+    return {name: _by_layer(values) for name, values in norms.items()}
 
 
 def dependencies(subject: Subject) -> dict[str, dict[str, list[Any]]]:
@@ -155,10 +162,10 @@ def _where(stack: str, role: str, kind: str, layer: int) -> tuple[str, str, int]
 
 
 def _by_layer(values: Mapping[tuple[str, str, int], float]) -> ByLayer:
-    found: ByLayer = {}
+    by_layer: ByLayer = {}
     for (stack, matrix, _), value in sorted(values.items(), key=lambda item: item[0][2]):
-        found.setdefault(stack, {}).setdefault(matrix, []).append(_rounded(value))
-    return found
+        by_layer.setdefault(stack, {}).setdefault(matrix, []).append(_rounded(value))
+    return by_layer
 
 
 def _rounded(value: float) -> float:

@@ -41,17 +41,22 @@ class Estimate:
         """Return it with its unit."""
         return replace(self, unit=unit)
 
+    def mapped(self, function: Callable[[float], float]) -> Estimate:
+        """Return the estimate of a monotonic function of the number."""
+        low, high = sorted((function(self.low), function(self.high)))
+        return replace(self, value=function(self.value), low=low, high=high)
+
 
 def mean(values: Iterable[float]) -> Estimate:
     r"""Return the mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; a single value is exact."""
     from scipy.special import stdtrit  # a list of papers does not wait for it
 
-    kept = list(values)
-    center = fmean(kept)
-    if len(kept) < 2:
-        return Estimate.exact(center)
-    spread = float(stdtrit(len(kept) - 1, 0.975)) * stdev(kept) / math.sqrt(len(kept))
-    return Estimate(center, center - spread, center + spread, len(kept))
+    sample = list(values)
+    n, centre = len(sample), fmean(sample)
+    if n < 2:
+        return Estimate.exact(centre)
+    margin = float(stdtrit(n - 1, 0.975)) * stdev(sample) / math.sqrt(n)
+    return Estimate(centre, centre - margin, centre + margin, n)
 
 
 def mean_ratio(values: Iterable[float]) -> Estimate:
@@ -59,17 +64,16 @@ def mean_ratio(values: Iterable[float]) -> Estimate:
     return exponential(mean(math.log(v) for v in values))
 
 
-def exponential(found: Estimate) -> Estimate:
+def exponential(logarithm: Estimate) -> Estimate:
     """Turn the estimate of a logarithm into that of the number."""
-    low, high = (math.exp(end) for end in (found.low, found.high))
-    return Estimate(math.exp(found.value), low, high, found.runs)
+    return logarithm.mapped(math.exp)
 
 
 def slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Estimate:
     """Return the least-squares slope of y over x, as a mean over independent curves y."""
     middle = fmean(x)
-    below = sum((a - middle) ** 2 for a in x)
-    return mean(sum((a - middle) * b for a, b in zip(x, y, strict=True)) / below for y in curves)
+    squares = sum((a - middle) ** 2 for a in x)
+    return mean(sum((a - middle) * b for a, b in zip(x, y, strict=True)) / squares for y in curves)
 
 
 def log_slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Estimate:

@@ -15,7 +15,7 @@ from typing import Any
 from normlab.base.files import read_toml
 from normlab.base.io import from_plain
 from normlab.papers.estimate import Estimate
-from normlab.papers.finding import FILES, Expectation, tables_of
+from normlab.papers.finding import BOUNDS, FILES, Expectation, tables_of
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ def read_statements(file: Path) -> tuple[Statement, ...]:
 
 
 def _statement(entry: Mapping[str, Any], paper: str) -> Statement:
-    bounds = {key: entry[key] for key in ("above", "below", "within") if key in entry}
-    others = {key: value for key, value in entry.items() if key not in bounds}
+    bounds = {key: value for key, value in entry.items() if key in BOUNDS}
+    words = {key: value for key, value in entry.items() if key not in BOUNDS}
     name = str(entry.get("says", "a statement"))
-    statement: Statement = from_plain(Statement, {**others, "expects": bounds, "paper": paper}, name)
+    statement: Statement = from_plain(Statement, {**words, "expects": bounds, "paper": paper}, name)
     return statement
 
 
 def own_statements() -> list[Statement]:
     """Return all known exact statements, paper by paper."""
-    return [one for file in FILES for one in read_statements(file)]
+    return [statement for file in FILES for statement in read_statements(file)]

@@ -113,11 +113,12 @@ class Experiment:
         """The runs that have no line in any of some files. Raises UserError if it waits for its pilot."""
         if self.status == PILOT_FIRST:
             raise UserError(f"{self.name} waits for its pilot: {self.pilot.strip()}")
-        there = {id_ for file in files for id_ in kept(file)}
-        return [(cell, seed, config) for cell, seed, config in self.configs() if key(config) not in there]
+        finished = {id_ for file in files for id_ in kept(file)}
+        return [(cell, seed, config) for cell, seed, config in self.configs() if key(config) not in finished]
 
     def _config(self, changes: Mapping[str, Any], seed: int) -> Config:
-        config = changed(changed({**self.presets, **BASES}[self.base](), self.changes), changes)
+        base = {**self.presets, **BASES}[self.base]()
+        config = changed(changed(base, self.changes), changes)
         # "auto" is another precision on another machine
         if config.train.precision == "auto":
             raise UserError(f"{self.name} has to say its train.precision, fp32 or bf16")
@@ -143,10 +144,14 @@ def planned_for(
 ) -> list[Experiment]:
     """The experiments among the regimes that findings name, each once."""
     pieces = [piece for finding in findings for piece in (*finding.evidence, *finding.left_out)]
-    names = dict.fromkeys(source for piece in pieces for source in book.regimes[piece.regime].sources)
-    files = [[root / name / REGIME_FILE for root in book.roots] for name in names]
-    there = [next((file for file in places if file.is_file()), None) for places in files]
-    return [read_experiment(file, presets) for file in there if file]
+    sources = dict.fromkeys(source for piece in pieces for source in book.regimes[piece.regime].sources)
+    experiments = []
+    for source in sources:
+        files = [root / source / REGIME_FILE for root in book.roots]
+        first = next((file for file in files if file.is_file()), None)
+        if first is not None:
+            experiments.append(read_experiment(first, presets))
+    return experiments
 
 
 def key(config: Config) -> str:
@@ -190,20 +195,6 @@ def train_missing(
 
 def experiment_line(cell: str, seed: int, config: Config, folder: RunFolder) -> Row:
     """What is kept of a finished run."""
-    status = folder.status()
-    return {
-        **line(cell, seed, config, folder),
-        "run": folder.path.name,
-        "steps": status.step,
-        "best_step": status.best_step,
-        "evidence": status.outcome.evidence if status.outcome else "",
-        "dev": dev_curve(folder),
-        "train": train_curve(folder),
-    }
-
-
-def line(cell: str, seed: int, config: Config, folder: RunFolder) -> Row:
-    """What is kept of any finished run, a pilot's too."""
     status, scores = folder.status(), read_scores(folder.scores)
     norms = [row["grad_norm_l2"] for row in folder.metrics() if row["kind"] == "train" and row["step"] <= 1]
     return {
@@ -217,6 +208,12 @@ def line(cell: str, seed: int, config: Config, folder: RunFolder) -> Row:
         "seconds": round(status.train_seconds),
         "data": folder.config().data.digest[:8],
         **made_at(),
+        "run": folder.path.name,
+        "steps": status.step,
+        "best_step": status.best_step,
+        "evidence": status.outcome.evidence if status.outcome else "",
+        "dev": dev_curve(folder),
+        "train": train_curve(folder),
     }
 
 

@@ -52,14 +52,14 @@ class Expectation:
         """The ends between which the whole interval has to lie."""
         return self.within or (self.above, self.below)
 
-    def reading(self, found: Estimate) -> Reading:
+    def reading(self, estimate: Estimate) -> Reading:
         """Say whether the whole interval is as expected, or nowhere is, or neither."""
-        if math.isnan(found.value) or (0 < found.runs < LEAST_RUNS and not found.share):
+        if math.isnan(estimate.value) or (0 < estimate.runs < LEAST_RUNS and not estimate.share):
             return "open"
         low, high = self.bounds
-        if low < found.low and found.high < high:
+        if low < estimate.low and estimate.high < high:
             return "agrees"
-        return "contradicts" if found.high < low or found.low > high else "open"
+        return "contradicts" if estimate.high < low or estimate.low > high else "open"
 
     def in_words(self) -> str:
         """Such as ``above 0`` or ``0.5 to 2``."""
@@ -166,7 +166,7 @@ class Reviewed:
     @property
     def counts(self) -> Mapping[Reading, int]:
         """How many pieces say what, those that wait for runs too."""
-        return Counter(one.reading for one in self.evidence)
+        return Counter(evidence.reading for evidence in self.evidence)
 
     @property
     def tested_and_open(self) -> bool:
@@ -179,17 +179,18 @@ def read_findings(file: Path) -> tuple[Finding, ...]:
 
     Raises UserError with the finding's id for an entry that it cannot have.
     """
-    entries = tables_of(read_toml(file), "finding", str(file))
-    found = []
-    for entry in entries:
-        name = str(entry.get("id", "a finding"))
-        evidence, left_out = (
-            tuple(_piece(piece, name) for piece in tables_of(entry, key, name))
-            for key in ("evidence", "left_out")
-        )
-        plain = from_plain(Finding, {**entry, "evidence": [], "left_out": [], "paper": file.stem}, name)
-        found.append(replace(plain, evidence=evidence, left_out=left_out))
-    return tuple(found)
+    return tuple(_finding(entry, file.stem) for entry in tables_of(read_toml(file), "finding", str(file)))
+
+
+def _finding(entry: Mapping[str, Any], paper: str) -> Finding:
+    name = str(entry.get("id", "a finding"))
+    evidence, left_out = (
+        tuple(_piece(piece, name) for piece in tables_of(entry, key, name))
+        for key in ("evidence", "left_out")
+    )
+    # a piece has keys of its own that it does not declare, so it is read apart
+    finding: Finding = from_plain(Finding, {**entry, "evidence": [], "left_out": [], "paper": paper}, name)
+    return replace(finding, evidence=evidence, left_out=left_out)
 
 
 def tables_of(content: Mapping[str, Any], key: str, where: str) -> list[dict[str, Any]]:
@@ -198,22 +199,24 @@ def tables_of(content: Mapping[str, Any], key: str, where: str) -> list[dict[str
     return tables
 
 
-_OWN: Final = {"says", "regime", "effect", "margin", "fixed", "because", "above", "below", "within"}
-"""The keys of a piece that are not arguments of its effect."""
+BOUNDS: Final = {"above", "below", "within"}
+"""The keys of an expectation."""
+_WORDS: Final = {"says", "regime", "effect", "margin", "fixed", "because"}
+"""The keys of a piece that are neither bounds nor arguments of its effect."""
 
 
 def _piece(entry: Mapping[str, Any], finding: str) -> Piece:
-    """Read a piece; what is none of its own keys is an argument of the effect."""
+    """Read a piece; a key that is neither a word of its own nor a bound is an argument of the effect."""
     for key in ("says", "regime", "effect"):
         if key not in entry:
             raise UserError(f"{finding}: a piece of evidence needs {key}, got {', '.join(entry)}")
-    bounds = {key: entry[key] for key in ("above", "below", "within") if key in entry}
+    bounds = {key: value for key, value in entry.items() if key in BOUNDS}
+    words = {key: value for key, value in entry.items() if key in _WORDS}
+    arguments = {key: value for key, value in entry.items() if key not in BOUNDS | _WORDS}
     if len(bounds) != 1:
         given = ", ".join(bounds) or "none"
         raise UserError(f"{finding}: {entry['says']!r} needs one of above, below and within, got {given}")
-    own = {key: value for key, value in entry.items() if key in _OWN and key not in bounds}
-    arguments = {key: value for key, value in entry.items() if key not in _OWN}
-    piece: Piece = from_plain(Piece, {**own, "arguments": arguments, "expects": bounds}, finding)
+    piece: Piece = from_plain(Piece, {**words, "arguments": arguments, "expects": bounds}, finding)
     return piece
 
 
@@ -235,33 +238,36 @@ def reviewed(finding: Finding, book: Book) -> Reviewed:
 def measured(piece: Piece, book: Book) -> Evidence:
     """Measure a piece of evidence."""
     regime = book.regime(piece.regime)
-    found = effect_named(piece.effect)(regime, piece.arguments)
+    estimate = effect_named(piece.effect)(regime, piece.arguments)
     missing = regime.missing(piece.cells())
-    reading: Reading = "waits" if missing else piece.expects.reading(found)
-    return Evidence(piece, regime, found, reading, missing)
+    reading: Reading = "waits" if missing else piece.expects.reading(estimate)
+    return Evidence(piece, regime, estimate, reading, missing)
 
 
-def faults(one: Reviewed) -> list[str]:
+def faults(reviewed: Reviewed) -> list[str]:
     """Say where the answer does not follow from the intervals, and what is not said of the evidence."""
-    finding, found = one.finding, list[str]()
-    if finding.answer != (follows := answer_of(one.counts)):
-        readings = [piece.reading for piece in one.evidence]
-        found.append(f"its answer is {finding.answer!r}, and its intervals say {follows!r}: {readings}")
+    finding = reviewed.finding
+    sentences: list[str] = []
+    follows = answer_of(reviewed.counts)
+    if finding.answer != follows:
+        readings = [evidence.reading for evidence in reviewed.evidence]
+        sentences.append(f"its answer is {finding.answer!r}, and its intervals say {follows!r}: {readings}")
     if (finding.answer == "not tested here") != bool(finding.needs):
-        found.append("a finding says what it needs exactly if it is not tested here")
+        sentences.append("a finding says what it needs exactly if it is not tested here")
     numbers = Counter(piece.number for piece in (*finding.evidence, *finding.left_out))
-    for number in (number for number, times in numbers.items() if times > 1):
-        found.append(f"one number is read against more than one expectation: {', '.join(number)}")
-    found += _counted_twice(one.evidence)
-    for piece in (*one.evidence, *one.left_out):
-        found += _unsaid(piece)
+    for number, times in numbers.items():
+        if times > 1:
+            sentences.append(f"one number is read against more than one expectation: {', '.join(number)}")
+    sentences += _counted_twice(reviewed.evidence)
+    for evidence in (*reviewed.evidence, *reviewed.left_out):
+        sentences += _unsaid(evidence)
     for piece in finding.left_out:
         if not piece.because:
-            found.append(f"{piece.says!r} is left out without a reason")
+            sentences.append(f"{piece.says!r} is left out without a reason")
     for piece in finding.evidence:
         if piece.because:
-            found.append(f"{piece.says!r} counts, so it needs no reason to be left out")
-    return found
+            sentences.append(f"{piece.says!r} counts, so it needs no reason to be left out")
+    return sentences
 
 
 def answer_of(counts: Mapping[Reading, int]) -> Answer:
@@ -282,25 +288,28 @@ def _counted_twice(evidence: Iterable[Evidence]) -> Iterator[str]:
     """Pieces of two regimes that both count, the runs of one among those of the other: a regime that more
     seeds were added to under another name.
     """
-    counting = [one for one in evidence if one.reading != "waits"]
+    counting = [piece for piece in evidence if piece.reading != "waits"]
     for fewer, more in permutations(counting, 2):
-        same = fewer.piece.effect == more.piece.effect and fewer.piece.regime != more.piece.regime
-        if same and (runs := _runs_of(fewer)) and runs <= _runs_of(more):
+        same_effect = fewer.piece.effect == more.piece.effect
+        if not same_effect or fewer.piece.regime == more.piece.regime:
+            continue
+        runs = _runs_of(fewer)
+        if runs and runs <= _runs_of(more):
             yield f"the runs of {fewer.piece.says!r} count again in {more.piece.says!r}; leave the former out"
 
 
-def _runs_of(one: Evidence) -> set[str]:
+def _runs_of(evidence: Evidence) -> set[str]:
     """The ids of the runs that a piece reads."""
-    cells = one.piece.cells()
-    return {run.id for run in one.regime.runs if run.cell in cells}
+    cells = evidence.piece.cells()
+    return {run.id for run in evidence.regime.runs if run.cell in cells}
 
 
-def _unsaid(one: Evidence) -> Iterator[str]:
+def _unsaid(evidence: Evidence) -> Iterator[str]:
     """What has to be said of the bound of a piece, and is not."""
-    piece = one.piece
+    piece = evidence.piece
     if _bound_of_ours(piece) and not piece.margin:
         yield f"{piece.says!r} expects {piece.expects.in_words()} without saying where that is from"
-    if piece.fixed and not one.regime.planned:
+    if piece.fixed and not evidence.regime.planned:
         yield f"{piece.says!r} has a bound that no regime.toml fixed before the runs of {piece.regime}"
 
 

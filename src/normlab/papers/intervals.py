@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -12,12 +11,14 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from normlab.diagnosis.theory import LawFit, fits
-from normlab.papers.estimate import Array, Estimate, exponential, jackknife, log_slope
+from normlab.papers.estimate import Array, Estimate, jackknife, log_slope
 
 LEVEL: Final = 0.95
 """The probability that an interval, or a set of simultaneous ones, covers what it is for."""
 DRAWS: Final = 20_000
 """Number of simulated samples for the quantile of a largest t."""
+MOST_NUMBERS: Final = 2_000_000
+"""Most numbers that are drawn at once, 16 MB."""
 
 
 def simultaneous(runs: ArrayLike) -> list[Estimate]:
@@ -41,21 +42,25 @@ def simultaneous(runs: ArrayLike) -> list[Estimate]:
 
 
 def _correlations(x: Array) -> Array:
+    """The correlations of the columns, shrunk by their estimated variance over their squares."""
     centred = x - x.mean(0)
     length = np.linalg.norm(centred, axis=0)
-    r = (unit := centred / np.where(length > 0, length, 1.0)).T @ unit
-    apart = ~np.eye(len(r), dtype=bool)
-    uncertain = ((1 - r[apart] ** 2) ** 2).sum() / (len(x) - 1)
-    weight = min(1.0, uncertain / max(float((r[apart] ** 2).sum()), 1e-300))
-    return np.where(apart, (1 - weight) * r, 1.0)
+    unit = centred / np.where(length > 0, length, 1.0)
+    r = unit.T @ unit
+    off_diagonal = ~np.eye(len(r), dtype=bool)
+    variance = ((1 - r[off_diagonal] ** 2) ** 2).sum() / (len(x) - 1)
+    weight = min(1.0, variance / max(float((r[off_diagonal] ** 2).sum()), 1e-300))
+    return np.where(off_diagonal, (1 - weight) * r, 1.0)
 
 
 def _largest_t(correlations: Array, n: int) -> float:
+    """The quantile of the largest |t| of n normal draws with these correlations."""
     values, vectors = np.linalg.eigh(correlations)
     root = vectors * np.sqrt(values.clip(min=0))
     random = np.random.default_rng(0)
     largest: list[Array] = []
-    for _ in range(0, DRAWS, part := max(1, 2_000_000 // (n * len(root)))):
+    part = max(1, MOST_NUMBERS // (n * len(root)))
+    for _ in range(0, DRAWS, part):
         drawn = random.standard_normal((part, n, len(root))) @ root.T
         t = drawn.mean(1) / (drawn.std(1, ddof=1) / math.sqrt(n))
         largest.append(np.abs(t).max(1))
@@ -64,9 +69,11 @@ def _largest_t(correlations: Array, n: int) -> float:
 
 def lowest(found: Iterable[Estimate], choose: Callable[[Iterable[float]], float] = min) -> Estimate:
     """Return the least of several simultaneous measures: a lower bound holds for it if it does for all."""
-    some = list(found)
-    ends = zip(*((one.value, one.low, one.high) for one in some), strict=True)
-    return Estimate(*map(choose, ends), runs=some[0].runs)
+    measures = list(found)
+    value, low, high = (
+        choose(getattr(measure, end) for measure in measures) for end in ("value", "low", "high")
+    )
+    return Estimate(value, low, high, measures[0].runs)
 
 
 def highest(found: Iterable[Estimate]) -> Estimate:
@@ -76,9 +83,8 @@ def highest(found: Iterable[Estimate]) -> Estimate:
 
 def r_squared(runs: ArrayLike, quality: Callable[[Array], float]) -> Estimate:
     """Jackknife the R² that ``quality`` finds on the mean curve, as ln(1 − R²), which has no edge at 1."""
-    found = jackknife(runs, lambda x: math.log(max(1 - quality(x.mean(0)), 1e-12)))
-    one = exponential(found)
-    return replace(one, value=1 - one.value, low=1 - one.high, high=1 - one.low)
+    log_missing = jackknife(runs, lambda x: math.log(max(1 - quality(x.mean(0)), 1e-12)))
+    return log_missing.mapped(lambda value: 1 - math.exp(value))
 
 
 def laws(depths: Sequence[float], curves: Sequence[Sequence[float]]) -> dict[str, Estimate]:

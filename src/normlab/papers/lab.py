@@ -98,8 +98,8 @@ class Lab:
         """Build a model as ``seed`` initialises it; data-dependent parts read the first batch of the text."""
         self.log(f"{config.decoder_placement} {config.encoder_layers}-{config.decoder_layers}, seed {seed}")
         task = self._task(text, tokens)
-        own = replace(task.config, model=config, seeds=SeedConfig(init=seed))
-        return Translation(own, task.corpus, task.device).build()
+        of_seed = replace(task.config, model=config, seeds=SeedConfig(init=seed))
+        return Translation(of_seed, task.corpus, task.device).build()
 
     def subject(self, config: ModelConfig, text: str, *, seed: int, tokens: int) -> Subject:
         """Return ``model`` on the first batch of ``tokens`` padded positions, with its residual stream read.
@@ -132,16 +132,19 @@ class Lab:
         pairs = task.corpus.train
         source, target = (lengths + 1 for lengths in pairs.lengths)
         order = permutation(len(pairs), derive(0, "random_batches"))
-        found: list[TaskInputs] = []
-        while len(found) < count:
+        drawn: list[TaskInputs] = []
+        while len(drawn) < count:
+            # the positions of a batch of the first k sentences: k times the widest pair among them
             widest = np.maximum.accumulate(source[order]) + np.maximum.accumulate(target[order])
-            size = int(np.searchsorted(widest * np.arange(1, len(order) + 1), tokens, side="right"))
-            if not size:
+            positions = widest * np.arange(1, len(order) + 1)
+            sentences = int(np.searchsorted(positions, tokens, side="right"))
+            if not sentences:
                 raise UserError(f"{text} has no sentences left for {count} batches of {tokens} positions")
-            (batch,) = dev_batches(pairs.only(np.isin(np.arange(len(pairs)), order[:size])), tokens)
-            found.append(_inputs(task, batch))
-            order = order[size:]
-        return found
+            chosen = np.isin(np.arange(len(pairs)), order[:sentences])
+            (batch,) = dev_batches(pairs.only(chosen), tokens)
+            drawn.append(_inputs(task, batch))
+            order = order[sentences:]
+        return drawn
 
     def facts(self, **sizes: Unpack[Sizes]) -> dict[str, str]:
         """Return what a study was measured on."""
@@ -175,12 +178,12 @@ def _is_there(text: str) -> bool:
     return bool(os.environ.get("NORMLAB_DATA")) and located(TEXTS[text].train_src).exists()
 
 
-def finished(asked: Mapping[K, Sequence[Config]], queue: Queue) -> dict[K, tuple[RunFolder, ...]]:
+def finished(wanted: Mapping[K, Sequence[Config]], queue: Queue) -> dict[K, tuple[RunFolder, ...]]:
     """Train what is not done yet in the queue's folder; return each name's run folders.
 
     Raises UserError for a run that fails, and SpentError if the queue's time is over before all are done.
     """
-    configs = {run_id(config): config for some in asked.values() for config in some}
+    configs = {run_id(config): config for group in wanted.values() for config in group}
     folders = {run: RunFolder(queue.root / run) for run in configs}
     for run, config in configs.items():
         if folders[run].status().state != "done":
@@ -188,9 +191,10 @@ def finished(asked: Mapping[K, Sequence[Config]], queue: Queue) -> dict[K, tuple
     queue.run()
     for run, reason in queue.failed.items():
         raise UserError(f"run {run} could not be trained: {reason}")
-    if left := sum(folder.status().state != "done" for folder in folders.values()):
+    left = sum(folder.status().state != "done" for folder in folders.values())
+    if left:
         raise SpentError(f"the budget is spent; {left} of {count(len(folders), 'run')} left")
-    return {name: tuple(folders[run_id(config)] for config in some) for name, some in asked.items()}
+    return {name: tuple(folders[run_id(config)] for config in group) for name, group in wanted.items()}
 
 
 def size(name: str, placement: str, layers: int, decoder: int | None = None) -> ModelConfig:
@@ -224,8 +228,8 @@ def curves(
     rows: Iterable[Row], y: str, x: str, values: Sequence[float], seeds: int, **equal: Any
 ) -> list[list[float]]:
     """Return for each seed the column ``y`` at each of ``values`` of ``x``, among the rows with ``equal``."""
-    found = {(row[x], row["seed"]): float(row[y]) for row in having(rows, **equal)}
-    return [[found[value, seed] for value in values] for seed in range(seeds)]
+    points = {(row[x], row["seed"]): float(row[y]) for row in having(rows, **equal)}
+    return [[points[value, seed] for value in values] for seed in range(seeds)]
 
 
 def generator(*, seed: int) -> torch.Generator:

@@ -60,56 +60,57 @@ def number(value: float, digits: int, *, signed: bool = False) -> str:
     return sign + size
 
 
-def has_spread(found: Estimate) -> bool:
+def has_spread(estimate: Estimate) -> bool:
     """Whether the ends of an interval differ by more than rounding."""
-    return found.high - found.low > ROUNDING * abs(found.value)
+    return estimate.high - estimate.low > ROUNDING * abs(estimate.value)
 
 
-def digits_of(found: Estimate, equal: float | None = None) -> int:
+def digits_of(estimate: Estimate, equal: float | None = None) -> int:
     """The decimals that an interval deserves: two digits of its width, and more if an end would else be
     written as the value of no difference, which it is not.
     """
-    if not has_spread(found) or not math.isfinite(found.high - found.low):
-        size = abs(found.value)
+    if not has_spread(estimate) or not math.isfinite(estimate.high - estimate.low):
+        size = abs(estimate.value)
         return max(0, 2 - math.floor(math.log10(size))) if size else 0
-    digits = max(0, 1 - math.floor(math.log10(found.high - found.low)))
-    ends = [end for end in (found.low, found.high) if end != equal]
+    digits = max(0, 1 - math.floor(math.log10(estimate.high - estimate.low)))
+    ends = [end for end in (estimate.low, estimate.high) if end != equal]
     while equal is not None and any(round(end, digits) == round(equal, digits) for end in ends):
         digits += 1
     return digits
 
 
-def estimated(found: Estimate, *, equal: float | None = None) -> str:
+def estimated(estimate: Estimate, *, equal: float | None = None) -> str:
     """Write ``+10.8 BLEU [9.7, 11.9]``, ``×0.58 [0.43, 0.77]`` or ``17 of 18 [0.73, 1.00]``.
 
     A difference, whose value of no effect is 0, has its sign. What no run says anything about is a dash, and
     a value that some runs never reached is a least one.
     """
-    if math.isnan(found.value):
+    if math.isnan(estimate.value):
         return "–"
-    if found.unit == SHARE:
-        return f"{round(found.value * found.runs)} of {found.runs} [{found.low:.2f}, {found.high:.2f}]"
-    if equal is None and is_least(found, found.unit):
-        return f"at most {LEAST_SHOWN[found.unit]:g} {found.unit}"
-    digits = digits_of(found, equal)
-    value, low, high = (number(end, digits) for end in (found.value, found.low, found.high))
+    if estimate.unit == SHARE:
+        counted = round(estimate.value * estimate.runs)
+        return f"{counted} of {estimate.runs} [{estimate.low:.2f}, {estimate.high:.2f}]"
+    if equal is None and is_least(estimate, estimate.unit):
+        return f"at most {LEAST_SHOWN[estimate.unit]:g} {estimate.unit}"
+    digits = digits_of(estimate, equal)
+    value, low, high = (number(end, digits) for end in (estimate.value, estimate.low, estimate.high))
     if equal == 0:
-        value = number(found.value, digits, signed=True)
-    unit = f" {found.unit}" if found.unit and not found.unit.startswith(RATIO) else ""
-    value = f"×{value}" if found.unit.startswith(RATIO) else f"{value}{unit}"
-    if math.isinf(found.high):
+        value = number(estimate.value, digits, signed=True)
+    unit = f" {estimate.unit}" if estimate.unit and not estimate.unit.startswith(RATIO) else ""
+    value = f"×{value}" if estimate.unit.startswith(RATIO) else f"{value}{unit}"
+    if math.isinf(estimate.high):
         value = f"at least {value}"
-    return f"{value} [{low}, {high}]" if has_spread(found) else value
+    return f"{value} [{low}, {high}]" if has_spread(estimate) else value
 
 
-def scored(found: Estimate, metric: str) -> str:
+def scored(estimate: Estimate, metric: str) -> str:
     """Write a mean score without its metric, which stands above it."""
-    return f"at most {LEAST_SHOWN[metric]:g}" if is_least(found, metric) else estimated(found)
+    return f"at most {LEAST_SHOWN[metric]:g}" if is_least(estimate, metric) else estimated(estimate)
 
 
-def cells_of(one: ArtefactStatus) -> Mapping[str, Mapping[str, Any]]:
+def cells_of(standing: ArtefactStatus) -> Mapping[str, Mapping[str, Any]]:
     """The trained cells of an artefact by name: the metric's mean, its ends, each seed, how many trained."""
-    cells = one.found.tables.get("cells", ()) if one.found is not None else ()
+    cells = standing.found.tables.get("cells", ()) if standing.found is not None else ()
     return {str(row["cell"]): row for row in cells}
 
 
@@ -124,139 +125,144 @@ def score(row: Mapping[str, Any]) -> str:
     return scored(Estimate(float(row[metric]), float(row["low"]), float(row["high"])), metric)
 
 
-def here(one: ArtefactStatus, name: str) -> str:
+def here(standing: ArtefactStatus, name: str) -> str:
     """Write what was measured for a printed name: trained cells and measures, each with its own name if it
     has another one. Empty if nothing was.
     """
-    cells, parts = cells_of(one), list[str]()
-    for own in one.artefact.beside.get(name, (name,)):
-        named = "" if own == name else f"{own.replace('_', ' ')}: "
-        if own in cells:
-            parts.append(f"{named}{score(cells[own])}" + (f" {metric_of(cells[own])}" if named else ""))
-        elif own in one.measures:
-            parts.append(f"{named}{estimated(one.measures[own])}")
+    cells = cells_of(standing)
+    parts: list[str] = []
+    for ours in standing.artefact.beside.get(name, (name,)):
+        title = "" if ours == name else f"{ours.replace('_', ' ')}: "
+        if ours in cells:
+            metric = f" {metric_of(cells[ours])}" if title else ""
+            parts.append(f"{title}{score(cells[ours])}{metric}")
+        elif ours in standing.measures:
+            parts.append(f"{title}{estimated(standing.measures[ours])}")
     return "; ".join(parts)
 
 
-def is_least(found: Estimate, metric: str) -> bool:
+def is_least(estimate: Estimate, metric: str) -> bool:
     """Whether a mean score is the least that its metric shows, so that it may be anything below."""
-    return found.value <= LEAST_SHOWN.get(metric, -math.inf) * (1 + ROUNDING)
+    return estimate.value <= LEAST_SHOWN.get(metric, -math.inf) * (1 + ROUNDING)
 
 
-def of_evidence(one: Evidence) -> str:
+def of_evidence(evidence: Evidence) -> str:
     """Write the estimate of a piece, its number of runs, and how many are missing."""
-    value = estimated(one.estimate, equal=one.equal)
-    if one.missing:
-        there = f"n {one.estimate.runs} so far, " if one.estimate.runs else ""
-        return f"{value}, {there}{count(one.missing, 'run')} missing"
+    value = estimated(evidence.estimate, equal=evidence.equal)
+    if evidence.missing:
+        so_far = f"n {evidence.estimate.runs} so far, " if evidence.estimate.runs else ""
+        return f"{value}, {so_far}{count(evidence.missing, 'run')} missing"
     # a share says of how many runs it is
-    counts = one.estimate.runs and not one.estimate.share
-    return f"{value}, n {one.estimate.runs}" if counts else value
+    counts = evidence.estimate.runs and not evidence.estimate.share
+    return f"{value}, n {evidence.estimate.runs}" if counts else value
 
 
-def in_a_line(one: Reviewed) -> str:
+def in_a_line(reviewed: Reviewed) -> str:
     """Write the main estimate of a finding, or what it needs if it names no evidence."""
-    main = one.main
+    main = reviewed.main
     if main is None:
-        return f"needs {one.finding.needs}"
+        return f"needs {reviewed.finding.needs}"
     if math.isnan(main.estimate.value):
         return "no runs yet"
     return of_evidence(main)
 
 
-def beside_expected(one: Reviewed) -> str:
+def beside_expected(reviewed: Reviewed) -> str:
     """Write the main estimate of a finding with what was expected of it, for a list of narrow lines; or what
     is missing of it.
     """
-    main = one.main
+    main = reviewed.main
     if main is None:
-        return f"needs {one.finding.needs}"
+        return f"needs {reviewed.finding.needs}"
     if main.missing:
         return f"{count(main.missing, 'run')} missing"
     return f"{estimated(main.estimate, equal=main.equal)} ({main.piece.expects.in_symbols()})"
 
 
-def expected(one: Evidence) -> str:
+def expected(evidence: Evidence) -> str:
     """Say what the sentence expects of the interval, and where a bound of ours comes from."""
-    return f"expected {one.piece.expects.in_words()}{origin(one, before=' (', after=')')}"
+    return f"expected {evidence.piece.expects.in_words()}{origin(evidence, before=' (', after=')')}"
 
 
-def origin(one: Evidence, before: str = "", after: str = "") -> str:
+def origin(evidence: Evidence, before: str = "", after: str = "") -> str:
     """Say where a bound of ours comes from; empty for the value of no difference."""
-    fixed = ", fixed before the runs" if one.piece.fixed else ""
-    return f"{before}{one.piece.margin}{fixed}{after}" if one.piece.margin else ""
+    fixed = ", fixed before the runs" if evidence.piece.fixed else ""
+    return f"{before}{evidence.piece.margin}{fixed}{after}" if evidence.piece.margin else ""
 
 
-def answer(one: Reviewed) -> str:
+def answer(reviewed: Reviewed) -> str:
     """The answer in words: what was not answered may have been tested all the same."""
-    return TESTED_AND_OPEN if one.tested_and_open else one.finding.answer
+    return TESTED_AND_OPEN if reviewed.tested_and_open else reviewed.finding.answer
 
 
-def answer_in_short(one: Reviewed) -> str:
+def answer_in_short(reviewed: Reviewed) -> str:
     """The answer in at most a dozen letters, for a list of narrow lines."""
-    return {"not tested here": "not tested", TESTED_AND_OPEN: "open"}.get(said := answer(one), said)
+    in_full = answer(reviewed)
+    return {"not tested here": "not tested", TESTED_AND_OPEN: "open"}.get(in_full, in_full)
 
 
-def tally(one: Reviewed) -> str:
+def tally(reviewed: Reviewed) -> str:
     """Write ``2 agree, 1 contradicts, 1 open``, and how many effects wait for their runs."""
     words = {"agrees": "agree", "contradicts": "contradict", "open": "open", "waits": "wait"}
     parts = [
         f"{number} {reading if number == 1 else words[reading]}"
         for reading in get_args(Reading)
-        if (number := one.counts[reading])
+        if (number := reviewed.counts[reading])
     ]
     return ", ".join(parts) or "no effect counts"
 
 
 def counted(findings: Iterable[Reviewed]) -> str:
     """Write ``32 findings: 16 supported, 6 partly, 5 contradicted, 5 not tested here``."""
-    several = list(findings)
-    answers = Counter(one.finding.answer for one in several)
+    all_reviewed = list(findings)
+    answers = Counter(reviewed.finding.answer for reviewed in all_reviewed)
     parts = [f"{answers[answer]} {answer}" for answer in ANSWERS if answers[answer]]
-    open_ = sum(one.tested_and_open for one in several)
-    tested = f" ({open_} {TESTED_AND_OPEN})" if open_ else ""
-    return f"{count(len(several), 'finding')}: {', '.join(parts)}{tested}"
+    tested_and_open = sum(reviewed.tested_and_open for reviewed in all_reviewed)
+    tested = f" ({tested_and_open} {TESTED_AND_OPEN})" if tested_and_open else ""
+    return f"{count(len(all_reviewed), 'finding')}: {', '.join(parts)}{tested}"
 
 
-def plain(one: Reviewed) -> dict[str, Any]:
+def plain(reviewed: Reviewed) -> dict[str, Any]:
     """Return a finding with all of its evidence as plain data."""
-    finding = one.finding
+    finding = reviewed.finding
     words = ("id", "paper", "short", "says", "where", "published", "answer", "because", "needs")
     return {
         **{name: getattr(finding, name) for name in words},
-        "tested_and_open": one.tested_and_open,
-        "counts": {reading: one.counts[reading] for reading in get_args(Reading)},
+        "tested_and_open": reviewed.tested_and_open,
+        "counts": {reading: reviewed.counts[reading] for reading in get_args(Reading)},
         "artefacts": list(finding.artefacts),
-        "evidence": [_plain_evidence(piece) for piece in one.evidence],
-        "left_out": [{**_plain_evidence(piece), "because": piece.piece.because} for piece in one.left_out],
+        "evidence": [_plain_evidence(piece) for piece in reviewed.evidence],
+        "left_out": [
+            {**_plain_evidence(piece), "because": piece.piece.because} for piece in reviewed.left_out
+        ],
     }
 
 
-def _plain_evidence(one: Evidence) -> dict[str, Any]:
-    piece, found = one.piece, one.estimate
+def _plain_evidence(evidence: Evidence) -> dict[str, Any]:
+    piece, estimate = evidence.piece, evidence.estimate
     low, high = piece.expects.bounds
     return {
         "says": piece.says,
-        "regime": one.regime.name,
-        "sources": list(one.regime.sources),
+        "regime": evidence.regime.name,
+        "sources": list(evidence.regime.sources),
         "effect": piece.effect,
         "arguments": dict(piece.arguments),
-        "value": _finite(found.value),
-        "interval": [_finite(found.low), _finite(found.high)],
-        "n": found.runs,
-        "missing": one.missing,
-        "unit": found.unit,
-        "no_difference": one.equal,
+        "value": _finite(estimate.value),
+        "interval": [_finite(estimate.low), _finite(estimate.high)],
+        "n": estimate.runs,
+        "missing": evidence.missing,
+        "unit": estimate.unit,
+        "no_difference": evidence.equal,
         "expected": [_finite(low), _finite(high)],
         "margin": piece.margin,
         "fixed_before_the_runs": piece.fixed,
-        "reading": one.reading,
+        "reading": evidence.reading,
     }
 
 
-def plain_regime(one: Evidence) -> dict[str, Any]:
+def plain_regime(evidence: Evidence) -> dict[str, Any]:
     """Return what a regime is as plain data."""
-    regime = one.regime
+    regime = evidence.regime
     return {
         "name": regime.name,
         "short": regime.setting.short,
@@ -293,13 +299,13 @@ def state(standing: ArtefactStatus) -> str:
 
 def cautions(standing: ArtefactStatus) -> list[str]:
     """Say why a result says nothing: its file is damaged, or it is of another text."""
-    said = [standing.trouble] if standing.trouble else []
+    sentences = [standing.trouble] if standing.trouble else []
     if standing.found is not None and standing.found.stand_in:
-        said.append(
+        sentences.append(
             f"This was measured on the built-in corpus, because {standing.found.stand_in} was not there, and "
             "says nothing about the paper; set NORMLAB_DATA to the folder that has it, and measure it again"
         )
-    return said
+    return sentences
 
 
 def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
@@ -307,6 +313,7 @@ def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
     user's own.
     """
     module = getattr(artefact.study, "__module__", __name__)
-    own = module.partition(".")[0] != __name__.partition(".")[0]
+    is_normlab_s = module.partition(".")[0] == __name__.partition(".")[0]
     sized = f" --scale {scale}" if scale != LAPTOP else ""
-    return f"normlab papers reproduce {artefact.id}{sized}" + (f" --import {module}" if own else "")
+    imported = "" if is_normlab_s else f" --import {module}"
+    return f"normlab papers reproduce {artefact.id}{sized}{imported}"

@@ -49,13 +49,15 @@ class _TrainingPlan:
         """Return the runs of an artefact by cell, for the seeds that every cell has finished; none if they
         are too few.
         """
-        done = [len(list(takewhile(_done, some))) for some in self.cells[id_].values()]
-        seeds = min(done)
-        return {c: some[:seeds] for c, some in self.cells[id_].items()} if seeds >= self.least[id_] else {}
+        cells = self.cells[id_]
+        seeds = min(len(list(takewhile(_done, folders))) for folders in cells.values())
+        if seeds < self.least[id_]:
+            return {}
+        return {cell: folders[:seeds] for cell, folders in cells.items()}
 
     def runs(self, id_: str) -> dict[str, RunFolder]:
         """Return the runs of an artefact by id, whether done or not."""
-        return {folder.path.name: folder for some in self.cells[id_].values() for folder in some}
+        return {folder.path.name: folder for folders in self.cells[id_].values() for folder in folders}
 
     def open_runs(self, id_: str) -> list[str]:
         """Return the ids of the runs that an artefact still lacks."""
@@ -69,16 +71,17 @@ def _preparing(root: Path) -> Callable[[Config], DataConfig]:
     prepared: dict[tuple[str, DataConfig], DataConfig | FileNotFoundError] = {}
 
     def prepare(config: Config) -> DataConfig:
-        asked = config.task, config.data
-        if asked not in prepared:
+        wanted = config.task, config.data
+        if wanted not in prepared:
             task = TASKS[config.task]
             task.check(config)
             try:
-                prepared[asked], corpus = task.prepare(config.data, root / "data")
+                prepared[wanted], corpus = task.prepare(config.data, root / "data")
                 task.check_text(config, corpus)
             except FileNotFoundError as error:
-                prepared[asked] = error
-        if isinstance(data := prepared[asked], FileNotFoundError):
+                prepared[wanted] = error
+        data = prepared[wanted]
+        if isinstance(data, FileNotFoundError):
             raise data
         return data
 
@@ -100,45 +103,56 @@ def plan(
     prepare, machine = _preparing(root), machine or MachineConfig()
     cells: dict[str, Cells] = {}
     missing: dict[str, dict[str, Config]] = {}
+    least: dict[str, int] = {}
     without_text: dict[str, str] = {}
     for artefact in artefacts:
         if scale not in artefact.trainings:
             continue
-        folders: dict[str, list[RunFolder]] = {}
-        own: list[tuple[int, Config]] = []
-        for cell, seed, asked in artefact.trainings[scale].configs():
-            try:
-                config = _resolved(asked, prepare, machine)
-            except UserError as error:
-                raise UserError(f"{artefact.id}, {cell}: {error}") from error
-            except FileNotFoundError as error:
-                without_text[artefact.id] = _missing_data_help(artefact, scale, asked.data, error)
-                break
-            folder = _folder(run_id(config), root)
-            folders.setdefault(cell, []).append(folder)
-            if not _done(folder):
-                own.append((seed, config))
-        else:
-            cells[artefact.id] = {cell: tuple(some) for cell, some in folders.items()}
-            missing[artefact.id] = {
-                run_id(config): config for _, config in sorted(own, key=lambda one: one[0])
-            }
-    todo = _ordered(missing)
-    least = {a.id: t.least or t.seeds for a in artefacts if (t := a.trainings.get(scale))}
-    return _TrainingPlan(cells, todo, least, without_text)
+        try:
+            runs = _resolved_runs(artefact, scale, prepare, machine)
+        except FileNotFoundError as error:
+            without_text[artefact.id] = str(error)
+            continue
+        folders = {run: _folder(run, root) for _, _, run, _ in runs}
+        of_cells: dict[str, list[RunFolder]] = {}
+        for cell, _, run, _ in runs:
+            of_cells.setdefault(cell, []).append(folders[run])
+        cells[artefact.id] = {cell: tuple(of_cell) for cell, of_cell in of_cells.items()}
+        seed_by_seed = sorted(runs, key=lambda run: run[1])
+        missing[artefact.id] = {run: config for _, _, run, config in seed_by_seed if not _done(folders[run])}
+        least[artefact.id] = artefact.trainings[scale].least or artefact.trainings[scale].seeds
+    return _TrainingPlan(cells, _ordered(missing), least, without_text)
 
 
-def _resolved(asked: Config, prepare: Callable[[Config], DataConfig], machine: MachineConfig) -> Config:
-    own = replace(asked.machine, device=machine.device, threads=machine.threads)
-    config = resolve(asked.recipe, resolved_precision(replace(asked, machine=own)), force=True)
-    return replace(config, data=prepare(config))
+def _resolved_runs(
+    artefact: Artefact, scale: Scale, prepare: Callable[[Config], DataConfig], machine: MachineConfig
+) -> list[tuple[str, int, str, Config]]:
+    """Return cell, seed, id and resolved configuration of every run of an artefact.
+
+    Raises UserError for a cell that cannot be built, and FileNotFoundError that says what to do for a text
+    that is missing.
+    """
+    runs = []
+    for cell, seed, asked in artefact.trainings[scale].configs():
+        here = replace(asked.machine, device=machine.device, threads=machine.threads)
+        try:
+            config = resolve(asked.recipe, resolved_precision(replace(asked, machine=here)), force=True)
+            config = replace(config, data=prepare(config))
+        except UserError as error:
+            raise UserError(f"{artefact.id}, {cell}: {error}") from error
+        except FileNotFoundError as error:
+            raise FileNotFoundError(_missing_data_help(artefact, scale, asked.data, error)) from error
+        runs.append((cell, seed, run_id(config), config))
+    return runs
 
 
 def _folder(run: str, root: Path) -> RunFolder:
     """Return the run below ``root``; if it has not begun there, a kept one."""
-    own = RunFolder(root / run)
+    begun = RunFolder(root / run)
+    if begun.path.exists():
+        return begun
     kept = (RunFolder(path.parent) for path in KEPT.glob(f"*/{run}/status.json"))
-    return own if own.path.exists() else next(kept, own)
+    return next(kept, begun)
 
 
 def _done(folder: RunFolder) -> bool:
@@ -149,8 +163,11 @@ def _ordered(missing: Mapping[str, Mapping[str, Config]]) -> dict[str, Config]:
     """Return each missing run once, those of the artefact with the least work first."""
     left, ordered = dict(missing), dict[str, Config]()
     while left:
-        works = {i: sum(work(c) for run, c in own.items() if run not in ordered) for i, own in left.items()}
-        id_ = min(left, key=lambda i: (works[i], i))
+        works = {
+            id_: sum(work(config) for run, config in runs.items() if run not in ordered)
+            for id_, runs in left.items()
+        }
+        id_ = min(left, key=lambda id_: (works[id_], id_))
         ordered |= left.pop(id_)
     return ordered
 
@@ -171,24 +188,28 @@ def train(
     that have enough of them. No run is started that would not end by ``until``, a time of
     ``time.monotonic``, at the pace of those that have ended. ``start`` makes the workers, see ``Queue``.
     """
-    began, left, trained = time.monotonic(), set(plan.cells), list[Config]()
+    began = time.monotonic()
+    left = set(plan.cells)
+    trained: list[Config] = []
 
     def stop_in_time(folders: Sequence[RunFolder]) -> None:
-        if queue.waiting:
-            now, done = time.monotonic(), sum(map(work, trained))
-            one = jobs * (now - began) / done * work(queue.waiting[0]) if done else 0.0
-            if now + one > until:
-                queue.waiting.clear()
+        if not queue.waiting:
+            return
+        now, done = time.monotonic(), sum(map(work, trained))
+        next_one = jobs * (now - began) / done * work(queue.waiting[0]) if done else 0.0
+        if now + next_one > until:
+            queue.waiting.clear()
 
     def end_whole(among: Iterable[str]) -> None:
-        for id_ in sorted(i for i in among if not plan.open_runs(i)):
-            left.remove(id_)
-            ended(id_)
+        for id_ in sorted(among):
+            if not plan.open_runs(id_):
+                left.remove(id_)
+                ended(id_)
 
     def after(config: Config) -> None:
         trained.append(config)
         log(_progress(plan, root, trained, time.monotonic() - began))
-        end_whole({i for i in left if run_id(config) in plan.runs(i)})
+        end_whole([id_ for id_ in left if run_id(config) in plan.runs(id_)])
 
     queue = Queue(root, jobs, stop_in_time, start)
     end_whole(list(left))
@@ -204,8 +225,8 @@ def _progress(plan: _TrainingPlan, root: Path, trained: Sequence[Config], second
     """Say how the last of the trained runs ended, and how long the others will take."""
     config = trained[-1]
     outcome = RunFolder(root / run_id(config)).status().ended_as
-    done, whole = (sum(map(work, some)) for some in (trained, plan.todo.values()))
-    left = duration(seconds * (whole - done) / done)
+    done, planned = sum(map(work, trained)), sum(map(work, plan.todo.values()))
+    left = duration(seconds * (planned - done) / done)
     return (
         f"{len(trained)} of {count(len(plan.todo), 'run')}, {left} left: "
         f"{config.recipe}, lr {config.optim.lr:g}, seed {config.seeds.init}: {outcome}"
@@ -224,12 +245,14 @@ def _missing_data_help(artefact: Artefact, scale: Scale, data: DataConfig, error
     parts = [f"the {scale} scale trains on {text_name(data)}, and {where}"]
     if absent and not home:
         parts.append("NORMLAB_DATA is not set; type: export NORMLAB_DATA=/folder/of/data/sets")
-    parts += [f"to get it: {source.get}"] if source else []
-    smaller = {
-        s: artefact.trainings[s].base.data for s in SCALES[: SCALES.index(scale)] if s in artefact.trainings
-    }
-    others = [
-        f"--scale {s} trains on {text_name(own)}" + ("" if paths_of(own) else ", which needs no file")
-        for s, own in reversed(smaller.items())
-    ]
-    return "; ".join([*parts, *([f"instead, {' and '.join(others)}"] if others else [])])
+    if source:
+        parts.append(f"to get it: {source.get}")
+    smaller = []
+    for other in reversed(SCALES[: SCALES.index(scale)]):
+        if other in artefact.trainings:
+            text = artefact.trainings[other].base.data
+            no_file = "" if paths_of(text) else ", which needs no file"
+            smaller.append(f"--scale {other} trains on {text_name(text)}{no_file}")
+    if smaller:
+        parts.append(f"instead, {' and '.join(smaller)}")
+    return "; ".join(parts)

@@ -22,7 +22,7 @@ from normlab.base.io import NOT_FINITE, Count, from_plain
 from normlab.base.rows import read_lines
 from normlab.errors import UserError, nearest
 from normlab.papers.estimate import Estimate
-from normlab.papers.results import RESULTS
+from normlab.papers.results import RESULTS, read_reproduction
 
 Curve: TypeAlias = Sequence[tuple[int, float]]
 """Steps and values, first step first."""
@@ -212,9 +212,7 @@ def read_source(name: str, roots: Sequence[Path] = (RESULTS,)) -> Source:
         if (place / COMPARISON_FILE).is_file():
             return _comparison(place / COMPARISON_FILE)
         if place.suffix == ".jsonl" and place.is_file():
-            if all("run" in row for row in _lines(place, dict)):
-                return Source([_cut_short(row) for row in _lines(place, _CutShortLine)])
-            return Source(tables={place.stem: _lines(place, dict)})
+            return _rows(place)
     raise UserError(f"there are no results {name} below {' or '.join(map(str, roots))}")
 
 
@@ -267,14 +265,6 @@ class _Gradient(_Point):
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """What an artefact's study measured, and its tables."""
-
-    measures: dict[str, Estimate]
-    tables: dict[str, tuple[dict[str, Any], ...]]
-
-
-@dataclass(frozen=True)
 class _Fixed:
     """What a regime fixes before its first run."""
 
@@ -317,36 +307,42 @@ def _lines(file: Path, kind: type[Any]) -> list[Row]:
 def _required(kind: type[Any], row: Row, where: str) -> Row:
     """Return a row whose fields are those of a kind, with what others read in it."""
     from_plain(kind, row, where, more=True)
-    return _finite(row)
+    return {key: float(value) if value in NOT_FINITE else value for key, value in row.items()}
+
+
+_TABLES_OF_RUNS: Final = {"runs": _Line, "curves": _Point, "gradients": _Gradient}
+"""The tables of an artefact that is trained, with the fields that their rows need."""
 
 
 def _artefact(file: Path) -> Source:
-    """Read the result of an artefact: its measures and, from its tables, its runs."""
-    content: _Measured = from_plain(_Measured, read_json(file), str(file), more=True)
-    tables = {name: [_finite(row) for row in rows] for name, rows in content.tables.items()}
-    for name, kind in {"curves": _Point, "gradients": _Gradient, "runs": _Line}.items():
-        for row in tables.get(name, ()) if name != "gradients" or "runs" in tables else ():
+    """Read the result of an artefact: its measures, its tables and, if it was trained, its runs."""
+    reproduction = read_reproduction(file)
+    tables = reproduction.tables
+    if "runs" not in tables:
+        return Source((), reproduction.measures, tables)
+    for name, kind in _TABLES_OF_RUNS.items():
+        for row in tables.get(name, ()):
             _required(kind, row, f"{file}, {name}")
-    curves: dict[tuple[str, int], dict[str, list[tuple[int, float]]]] = {}
-    for row in tables.get("curves", ()):
-        curve = curves.setdefault((row["cell"], row["seed"]), {})
-        for metric, value in row.items():
-            if metric not in ("cell", "seed", "step") and value is not None:
-                curve.setdefault(metric, []).append((row["step"], value))
-    gradients: dict[tuple[str, int], list[tuple[int, float]]] = {}
-    for row in tables.get("gradients", ()) if "runs" in tables else ():
-        gradients.setdefault((row["cell"], row["seed"]), []).append((row["step"], row["grad_norm_l2"]))
+    curves = {name: _curves(tables.get(name, ())) for name in ("curves", "gradients")}
     runs = []
-    for row in tables.get("runs", ()):
+    for row in tables["runs"]:
         place = row["cell"], row["seed"]
         scores = {k: v for k, v in row.items() if k not in _NO_METRIC and not k.startswith("dev_")}
-        dev, norms = curves.get(place, {}), gradients.get(place, ())
+        dev = curves["curves"].get(place, {})
+        norms = curves["gradients"].get(place, {}).get("grad_norm_l2", ())
         runs.append(Run(*place, row["run"], row["outcome"], scores, dev, norms))
-    return Source(runs, content.measures, tables)
+    return Source(runs, reproduction.measures, tables)
 
 
-def _finite(row: Row) -> Row:
-    return {key: float(value) if value in NOT_FINITE else value for key, value in row.items()}
+def _curves(rows: Iterable[Row]) -> dict[tuple[str, int], dict[str, Curve]]:
+    """The columns of a table of curves over its steps, by cell and seed."""
+    curves: dict[tuple[str, int], dict[str, list[tuple[int, float]]]] = {}
+    for row in rows:
+        run = curves.setdefault((row["cell"], row["seed"]), {})
+        for name, value in row.items():
+            if name not in ("cell", "seed", "step") and value is not None:
+                run.setdefault(name, []).append((row["step"], value))
+    return {place: dict(columns) for place, columns in curves.items()}
 
 
 def _experiment(file: Path, run_files: Iterable[Path]) -> Source:
@@ -394,6 +390,14 @@ def _comparison(file: Path) -> Source:
             seed, dev = content.seeds[place], curves.get(run, {})
             runs.append(Run(recipe.name, seed, run, outcome, scores, dev))
     return Source(runs)
+
+
+def _rows(file: Path) -> Source:
+    """Read a file of rows: of trainings that were cut short or, if they are of no run, a table."""
+    rows = _lines(file, dict)
+    if not all("run" in row for row in rows):
+        return Source(tables={file.stem: rows})
+    return Source([_cut_short(row) for row in _lines(file, _CutShortLine)])
 
 
 def _cut_short(row: Row) -> Run:

@@ -45,14 +45,14 @@ def reproduce(
     folders = (folder for cell in (runs or {}).values() for folder in cell)
     began = [time.time(), *((folder.path / "config.json").stat().st_mtime for folder in folders)]
     lab = Lab(root, log, runs or {}, scale, queue)
-    found = artefact.study(lab, **artefact.settings_at(scale))
+    measured = artefact.study(lab, **artefact.settings_at(scale))
     seconds = time.perf_counter() - start
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    facts = {**found.facts, "machine": hardware(torch.device("cpu")), "versions": versions}
+    facts = {**measured.facts, "machine": hardware(torch.device("cpu")), "versions": versions}
     return Reproduction(
         artefact.id,
-        found.measures,
-        found.tables,
+        measured.measures,
+        measured.tables,
         facts,
         seconds,
         lab.missing(),

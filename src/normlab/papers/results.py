@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -100,47 +101,58 @@ def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -
     scale = artefact.shown_at(scale)
     if not artefact.study:
         return ArtefactStatus(artefact, "answered")
-    file = f"{result_name(artefact.id, scale)}.json"
-    seen = [_read(artefact, path) for folder in where if (path := folder / file).is_file()]
-    none = ArtefactStatus(artefact, "not run")
-    found = max(seen, key=lambda one: (one.whole, one.found is not None), default=none)
-    return replace(found, scale=scale)
+    paths = [folder / f"{result_name(artefact.id, scale)}.json" for folder in where]
+    candidates = [_read(artefact, path) for path in paths if path.is_file()]
+    not_run = ArtefactStatus(artefact, "not run")
+    # of equally good ones max takes the first
+    best = max(candidates, key=lambda status: (status.whole, status.found is not None), default=not_run)
+    return replace(best, scale=scale)
 
 
 def at_other_scales(
     artefacts: Iterable[Artefact], where: Sequence[Path], shown: Scale = LAPTOP
 ) -> list[ArtefactStatus]:
     """Return the artefacts with a result at a scale other than the one ``shown``, scale by scale."""
-    several = list(artefacts)
-    asked = [(a, s) for s in SCALES for a in several if s in a.trainings and s != a.shown_at(shown)]
-    return [found for a, scale in asked if (found := standing(a, where, scale)).found is not None]
+    statuses = [
+        standing(artefact, where, scale)
+        for scale, artefact in product(SCALES, artefacts)
+        if scale in artefact.trainings and scale != artefact.shown_at(shown)
+    ]
+    return [status for status in statuses if status.found is not None]
 
 
 def disagreements(standings: Iterable[ArtefactStatus]) -> Iterator[str]:
     """Say which results disagree about a run that they share by content, once for each pair of artefacts: one
     of them was made from another training of the same configuration.
     """
-    seen: dict[str, tuple[str, Mapping[str, object]]] = {}
-    told = set[tuple[str, str]]()
+    first_with: dict[str, tuple[str, Mapping[str, object]]] = {}
+    named = set[tuple[str, str]]()
     for standing in standings:
         if standing.found is None:
             continue
         for row in standing.found.tables.get("runs", ()):
             run = str(row.get("run"))
-            first, other = seen.setdefault(run, (standing.artefact.id, row))
+            first, other = first_with.setdefault(run, (standing.artefact.id, row))
             pair = first, standing.artefact.id
-            # Cells and seeds are the artefact's names for the run, and time is not a score.
-            names = [name for name in row if name in other and name not in ("cell", "seed", "seconds")]
-            differing = next((name for name in names if repr(row[name]) != repr(other[name])), None)
-            if differing is not None and pair not in told:
-                told.add(pair)
-                values = (other[differing], row[differing])
-                one, two = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in values)
+            column = _differing(other, row)
+            if column and pair not in named:
+                named.add(pair)
                 yield (
-                    f"{first} and {pair[1]} disagree about run {run}, {differing}: {one} and {two}. It was "
-                    "trained twice, and each holds one of the trainings; to measure both from the same: "
-                    f"normlab papers reproduce {first} {pair[1]} --again"
+                    f"{first} and {pair[1]} disagree about run {run}, {column}: {_short(other[column])} and "
+                    f"{_short(row[column])}. It was trained twice, and each holds one of the trainings; to "
+                    f"measure both from the same: normlab papers reproduce {first} {pair[1]} --again"
                 )
+
+
+def _differing(row: Mapping[str, object], other: Mapping[str, object]) -> str:
+    """The first column in which two rows of one run differ; empty if none does."""
+    # Cells and seeds are the artefact's names for the run, and time is not a score.
+    columns = [name for name in other if name in row and name not in ("cell", "seed", "seconds")]
+    return next((name for name in columns if repr(row[name]) != repr(other[name])), "")
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _again(path: Path) -> str:
@@ -151,21 +163,21 @@ def _again(path: Path) -> str:
 
 def _read(artefact: Artefact, path: Path) -> ArtefactStatus:
     try:
-        found = read_reproduction(path)
+        reproduction = read_reproduction(path)
     except UserError as error:
         return ArtefactStatus(artefact, "damaged", path=path, trouble=str(error))
-    return ArtefactStatus(artefact, _state(artefact, found), found, path)
+    return ArtefactStatus(artefact, _state(artefact, reproduction), reproduction, path)
 
 
-def _state(artefact: Artefact, found: Reproduction) -> State:
+def _state(artefact: Artefact, reproduction: Reproduction) -> State:
     """Say whether a result has all of its runs. A run is missing if its cell and seed have no row."""
-    if found.stand_in:
+    if reproduction.stand_in:
         return "another text"
-    if found.scale not in artefact.trainings:
+    if reproduction.scale not in artefact.trainings:
         return "measured"
-    trainings = artefact.trainings[found.scale]
-    rows = found.tables.get("runs", ())
+    trainings = artefact.trainings[reproduction.scale]
+    rows = reproduction.tables.get("runs", ())
     planned = [row for row in rows if row["cell"] in trainings.cells]
-    others = len(rows) - len(planned)  # a study's own trainings, such as fine-tunings
-    whole = len(planned) == len(trainings.cells) * trainings.seeds or others > 0
-    return "measured" if whole else "not all runs"
+    if len(planned) < len(rows):  # a study's own trainings, such as fine-tunings
+        return "measured"
+    return "measured" if len(planned) == len(trainings.cells) * trainings.seeds else "not all runs"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from normlab.errors import UserError, nearest
@@ -58,26 +57,36 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
 
     Raises UserError with the nearest name for a field that does not exist.
     """
-    names = _names(config)
-    known = {*names, *(f.name for f in fields(config))}
+    names = _values(config).keys()
+    sections = {section.name for section in fields(config)}
     for name, value in changes.items():
-        if name not in known:
+        if name not in names | sections:
             raise UserError(f"a configuration has no {name!r}{nearest(name, names)}")
         section, _, inner = name.rpartition(".")
-        part = replace(getattr(config, section), **{inner: value}) if section else value
-        config = replace(config, **{section or inner: part})
+        if section:
+            config = replace(config, **{section: replace(getattr(config, section), **{inner: value})})
+        else:
+            config = replace(config, **{name: value})
     return config
 
 
 def unlike(config: Config, other: Config) -> dict[str, Any]:
     """Return the changes that turn one configuration into another, under names like ``optim.lr``."""
-    return {n: value for n in _names(config) if (value := attrgetter(n)(other)) != attrgetter(n)(config)}
+    values, others = _values(config), _values(other)
+    return {name: others[name] for name in values if others[name] != values[name]}
 
 
-def _names(config: Config) -> list[str]:
-    sections = {f.name: getattr(config, f.name) for f in fields(config)}
-    inner = [f"{s}.{f.name}" for s, part in sections.items() if is_dataclass(part) for f in fields(part)]
-    return [*(s for s, part in sections.items() if not is_dataclass(part)), *inner]
+def _values(config: Config) -> dict[str, Any]:
+    """The values of a configuration under names like ``recipe`` and ``optim.lr``."""
+    values: dict[str, Any] = {}
+    inner: dict[str, Any] = {}
+    for section in fields(config):
+        value = getattr(config, section.name)
+        if is_dataclass(value):
+            inner |= {f"{section.name}.{f.name}": getattr(value, f.name) for f in fields(value)}
+        else:
+            values[section.name] = value
+    return {**values, **inner}
 
 
 Cells: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -87,7 +96,9 @@ _AT: Final = " at "
 def sweep(sides: Cells, rates: Sequence[float]) -> Cells:
     """Return every side, such as a recipe, at every rate, as cells like ``Muon at 0.004``."""
     return {
-        f"{side}{_AT}{rate:g}": {**own, "optim.lr": rate} for side, own in sides.items() for rate in rates
+        f"{side}{_AT}{rate:g}": {**changes, "optim.lr": rate}
+        for side, changes in sides.items()
+        for rate in rates
     }
 
 
@@ -126,7 +137,7 @@ def for_each_scale(
 
     Base and difference are those of the first setting; ``of_studies`` are the study's arguments there.
     """
-    own = of_studies or {}
+    arguments = of_studies or {}
     return {
         scale: Trainings(
             first.base,
@@ -134,7 +145,7 @@ def for_each_scale(
             first.seeds or seeds,
             first.differs,
             least,
-            own.get(scale, {}),
+            arguments.get(scale, {}),
             first.first_seed,
         )
         for scale, first in settings[0].items()

@@ -67,8 +67,8 @@ class LiuTraining(Setting):
 
 def _trained(config: Config, steps: int, **changes: Any) -> Config:
     """Return a training of this many steps whose last ten validations are averaged."""
-    own: dict[str, Any] = {"validate_every_steps": max(1, steps // 100), "average_last": 10, **changes}
-    return replace(config, train=replace(config.train, steps=steps, **own))
+    train: dict[str, Any] = {"validate_every_steps": max(1, steps // 100), "average_last": 10, **changes}
+    return replace(config, train=replace(config.train, steps=steps, **train))
 
 
 DROPPED: Final = dict.fromkeys(INSIDE, 0.1)

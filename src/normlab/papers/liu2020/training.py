@@ -99,20 +99,14 @@ TABLE1: Final = declare(
     trainings=for_each_scale(lambda s: {name: s.recipe(name, (18, 18)) for name in _HYBRIDS}, DEEP_EDGE),
 )
 
-FIG1_9: Final = declare(
-    "liu2020.fig1_9",
-    trainings=for_each_scale(
-        lambda s: {
-            f"{layers}L {name}": s.recipe(placement, depth)
-            for layers, depth, placements in (
-                (6, None, {name: PLACEMENTS[name] for name in s.six}),
-                (18, (18, 18), {name: DEEP[name] for name in s.eighteen}),
-            )
-            for name, placement in placements.items()
-        },
-        SHALLOW,
-    ),
-)
+
+def _both_depths(s: LiuTraining) -> Cells:
+    """Figures 1 and 9; the base has 6 layers."""
+    six = {f"6L {name}": s.recipe(PLACEMENTS[name]) for name in s.six}
+    return six | {f"18L {name}": s.recipe(DEEP[name], (18, 18)) for name in s.eighteen}
+
+
+FIG1_9: Final = declare("liu2020.fig1_9", trainings=for_each_scale(_both_depths, SHALLOW))
 
 WARMUP: Final = declare(
     "liu2020.warmup",

@@ -45,48 +45,58 @@ def over_depth(
     ``nested`` says how many models are as deep as the last of ``depths``, where a curve is the mean over
     batches and over changes in each, and how many have ``deepest`` layers, with one draw each.
     """
-    rows: list[Row] = []
     once = {**nested, "batches": 1, "changes": 1}
-    seeds = nested["models"], nested["deepest"]
-    sizes = (("", depths[-1], seeds[0], nested), ("_deepest", deepest, seeds[1], once))
-    for placement in PLACEMENTS:
-        for _, layers, count, draws in sizes:
-            for seed in range(count):
-                drawn = encoder_on_batches(lab, size(model, placement, layers), text, seed, tokens, draws)
-                moved = _moved(drawn, draws["changes"], partial(torch.optim.Adam, lr=lr))
-                named = {"placement": placement, "encoder": f"{layers} layers", "seed": seed}
+    models, few = nested["models"], nested["deepest"]
+    encoders = {depths[-1]: (models, nested), deepest: (few, once)}
+    rows: list[Row] = []
+    for placement, (layers, (count, draws)) in product(PLACEMENTS, encoders.items()):
+        for seed in range(count):
+            drawn = _encoder_on_batches(lab, size(model, placement, layers), text, seed, tokens, draws)
+            named = {"placement": placement, "encoder": f"{layers} layers", "seed": seed}
+            for kind, curve in _moved(drawn, draws["changes"], partial(torch.optim.Adam, lr=lr)).items():
+                after_layers = curve[1::2]  # two sublayers each
                 rows += [
-                    {**named, "layers": layer, "kind": kind, "change": float(curve[2 * layer - 1])}
-                    for kind, curve in moved.items()
-                    for layer in range(1, layers + 1)
+                    {**named, "layers": layer, "kind": kind, "change": float(change)}
+                    for layer, change in enumerate(after_layers, 1)
                 ]
     measures: dict[str, Estimate] = {}
-    exponents: dict[tuple[str, str], list[float]] = {}
+    exponents: dict[str, list[float]] = {}
     shallow = having(rows, encoder=f"{depths[-1]} layers")
     for placement, kind in product(PLACEMENTS, ("random", "update")):
-        own = curves(shallow, "change", "layers", depths, seeds[0], placement=placement, kind=kind)
-        measures |= {f"{placement}_{kind}_{law}": measure for law, measure in laws(depths, own).items()}
-        exponents[placement, kind] = [log_slope(depths, [one]).value for one in own]
-    for name, layers, count, _ in sizes:
-        ends = {"kind": "update", "encoder": f"{layers} layers"}
-        post, pre, admin = (
-            curves(rows, "change", "layers", (layers,), count, placement=p, **ends) for p in PLACEMENTS
-        )
-        for above, moved in (("post", post), ("admin", admin)):
-            ratios = (a / b for (a,), (b,) in zip(moved, pre, strict=True))
-            measures[f"{above}_over_pre_update{name}"] = mean_ratio(ratios)
-    both = zip(exponents["admin", "random"], exponents["pre", "random"], strict=True)
-    measures["admin_minus_pre_exponent"] = mean(a - b for a, b in both)
-    counts = f"{seeds[0]} models of {depths[-1]} layers and {seeds[1]} of {deepest}, {_said(nested)}"
+        by_model = curves(shallow, "change", "layers", depths, models, placement=placement, kind=kind)
+        measures |= {f"{placement}_{kind}_{law}": fit for law, fit in laws(depths, by_model).items()}
+        if kind == "random":
+            exponents[placement] = [log_slope(depths, [curve]).value for curve in by_model]
+    for ending, layers in (("", depths[-1]), ("_deepest", deepest)):
+        for placement, ratio in _update_over_pre(rows, layers, encoders[layers][0]).items():
+            measures[f"{placement}_over_pre_update{ending}"] = ratio
+    pairs = zip(exponents["admin"], exponents["pre"], strict=True)
+    measures["admin_minus_pre_exponent"] = mean(admin - pre for admin, pre in pairs)
+    counts = f"{models} models of {depths[-1]} layers and {few} of {deepest}, {_in_words(nested)}"
     facts = {"text": lab.text(text), "batch": f"{tokens:,} positions, {counts}", "update": f"Adam, lr {lr:g}"}
     return Measurement(measures, apart(rows, "kind"), facts)
 
 
-def _said(nested: Mapping[str, int]) -> str:
+def _update_over_pre(rows: Sequence[Row], layers: int, models: int) -> dict[str, Estimate]:
+    """How many times as far an update moves the output of encoders of a depth as it does under Pre-LN."""
+    changes = {
+        placement: curves(
+            having(rows, placement=placement, kind="update", encoder=f"{layers} layers"),
+            *("change", "layers", (layers,), models),
+        )
+        for placement in PLACEMENTS
+    }
+    return {
+        placement: mean_ratio(a / b for (a,), (b,) in zip(changes[placement], changes["pre"], strict=True))
+        for placement in ("post", "admin")
+    }
+
+
+def _in_words(nested: Mapping[str, int]) -> str:
     return "{batches} batches of a model and {changes} changes in each, seeds from {first}".format(**nested)
 
 
-def encoder_on_batches(
+def _encoder_on_batches(
     lab: Lab, config: ModelConfig, text: str, seed: int, tokens: int, nested: Mapping[str, int]
 ) -> Iterator[Subject]:
     """Yield an encoder with a decoder of one layer on batch after batch of sentences of any length; only the
@@ -108,29 +118,23 @@ def _moved(
     drawn: Iterable[Subject], changes: int, optimizer: OptimizerFactory | None = None
 ) -> dict[str, Array]:
     """Return the mean change of the encoder's output after every sublayer, by kind: over batches, and for the
-    random kind also over several changes in each.
+    random kind also over several changes in each, whose seeds are that batch's own.
     """
-    found: dict[str, list[list[float]]] = {}
+    drawn_curves: dict[str, list[list[float]]] = {}
     for number, subject in enumerate(drawn):
-        for kind, moved in encoder_changes(subject, number, changes, optimizer).items():
-            found.setdefault(kind, []).extend(moved)
-    return {kind: np.mean(curves_, axis=0) for kind, curves_ in found.items()}
+        seeds = range(changes * number, changes * (number + 1))
+        table = output_change(subject, stacks=[_encoder(subject)], optimizer=optimizer, seeds=seeds)
+        for kind in dict.fromkeys(table.column("kind")):
+            rows = table.where(kind=kind)
+            for seed in dict.fromkeys(rows.column("seed")):
+                curve = [float(row["change"] or 0) for row in rows.where(seed=seed)]
+                drawn_curves.setdefault(str(kind), []).append(curve)
+    return {kind: np.mean(some, axis=0) for kind, some in drawn_curves.items()}
 
 
-def encoder_changes(
-    subject: Subject, batch: int, changes: int, optimizer: OptimizerFactory | None = None
-) -> dict[str, list[list[float]]]:
-    """Return the change of the encoder's output after every sublayer, by kind: a curve for each of the random
-    changes, whose seeds are this batch's own, and one for an update by the optimizer.
-    """
-    encoder, seeds = subject.structure.stacks[0].name, range(changes * batch, changes * (batch + 1))
-    table = output_change(subject, stacks=[encoder], optimizer=optimizer, seeds=seeds)
-    found: dict[str, list[list[float]]] = {}
-    for kind in dict.fromkeys(table.column("kind")):
-        rows = table.where(kind=kind)
-        own = (rows.where(seed=seed) for seed in dict.fromkeys(rows.column("seed")))
-        found[str(kind)] = [[float(row["change"] or 0) for row in one] for one in own]
-    return found
+def _encoder(subject: Subject) -> str:
+    """The name of the encoder's stack, the first one."""
+    return subject.structure.stacks[0].name
 
 
 def dependencies(
@@ -152,21 +156,26 @@ def dependencies(
     own: list[Row] = []
     for placement, layers, seed in product(PLACEMENTS, depths, range(seeds)):
         subject = lab.subject(size(model, placement, layers, 1), text, seed=first + seed, tokens=tokens)
-        table = dependency(subject, tokens=followed).where(stack=subject.structure.stacks[0].name)
+        table = dependency(subject, tokens=followed).where(stack=_encoder(subject))
         named = {"placement": placement, "layers": layers, "seed": seed}
-        if not seed:
-            shares += [{**named, **{name: r[name] for name in ("of", "on", "beta_sq")}} for r in table]
-        for r in residual_dependency(subject, table):
-            i = int(r["index"] or 0) + 1
-            own.append({**named, "i": i, "role": r["role"], "own": r["beta_sq"], "total": r["total"]})
-    measures: dict[str, Estimate] = {}
-    for placement, layers in product(PLACEMENTS, depths):
-        mine = [having(own, placement=placement, layers=layers, seed=seed) for seed in range(seeds)]
-        for role in dict.fromkeys(r["role"] for r in own):
-            measures[f"{placement}_{layers}_{role}"] = mean(
-                fmean(r["i"] * r["own"] for r in one if r["i"] > layers and r["role"] == role) for one in mine
+        if seed == 0:
+            shares += [{**named, **{name: row[name] for name in ("of", "on", "beta_sq")}} for row in table]
+        for row in residual_dependency(subject, table):
+            number = int(row["index"] or 0) + 1
+            own.append(
+                {**named, "i": number, "role": row["role"], "own": row["beta_sq"], "total": row["total"]}
             )
-        measures[f"{placement}_{layers}_total"] = mean(fmean(r["total"] for r in one) for one in mine)
+    measures: dict[str, Estimate] = {}
+    roles = dict.fromkeys(row["role"] for row in own)
+    for placement, layers in product(PLACEMENTS, depths):
+        models = [having(own, placement=placement, layers=layers, seed=seed) for seed in range(seeds)]
+        for role in roles:
+            # a layer has two sublayers, so the upper half begins behind number N
+            measures[f"{placement}_{layers}_{role}"] = mean(
+                fmean(row["i"] * row["own"] for row in having(rows, role=role) if row["i"] > layers)
+                for rows in models
+            )
+        measures[f"{placement}_{layers}_total"] = mean(fmean(row["total"] for row in rows) for rows in models)
     facts = {"text": lab.text(text), "tokens": f"{followed} of {tokens:,}, {seeds} seeds"}
     tables = {f"shares_{layers}": having(shares, layers=layers) for layers in depths}
     return Measurement(measures, {**tables, "own": own}, facts)
@@ -189,37 +198,46 @@ def prefixes(
     """
     rows: list[Row] = []
     for placement, count in models.items():
+        config = size(model, placement, layers)
         for seed in range(count):
-            config = size(model, placement, layers)
-            drawn = [*encoder_on_batches(lab, config, text, seed, tokens, nested)]
-            moved = _moved(drawn, nested["changes"])["random"]
-            own = [_own(subject, followed) for subject in drawn]
-            for depth, shares in enumerate(zip(*own, strict=True), 1):
-                betas = [beta for _, beta in shares]
-                sums = [sum(beta for _, beta in one[:depth]) for one in own]
-                named = {"placement": placement, "seed": seed, "depth": depth, "role": shares[0][0]}
-                means = {"inverse": fmean(1 / beta for beta in betas), "sum_own": fmean(sums)}
-                rows.append({**named, **means, "change": float(moved[depth - 1])})
+            drawn = [*_encoder_on_batches(lab, config, text, seed, tokens, nested)]
+            changes = _moved(drawn, nested["changes"])["random"]
+            of_batches = [_own_shares(subject, followed) for subject in drawn]
+            for depth, (role, _) in enumerate(of_batches[0], 1):
+                betas = [[beta for _, beta in shares[:depth]] for shares in of_batches]
+                rows.append(
+                    {
+                        "placement": placement,
+                        "seed": seed,
+                        "depth": depth,
+                        "role": role,
+                        "inverse": fmean(1 / upto[-1] for upto in betas),
+                        "sum_own": fmean(map(sum, betas)),
+                        "change": float(changes[depth - 1]),
+                    }
+                )
     measures: dict[str, Estimate] = {}
-    tables: dict[str, list[Row]] = {"changes": []}
+    predicted: list[Row] = []
     depths = list(range(1, 2 * layers + 1))
-    for placement, some in apart(rows, "placement").items():
-        count = models[placement]
-        inverse = np.array(curves(some, "inverse", "depth", depths, count))
-        both = np.stack([curves(some, y, "depth", depths, count) for y in ("sum_own", "change")], 1)
-        found = {**_shares(inverse), **_theorem(both), **laws(depths, both[:, 1].tolist())}
-        measures |= {f"{placement}_{name}": m for name, m in found.items()}
+    for placement, of_placement in apart(rows, "placement").items():
+        inverse, sums, changes = (
+            np.array(curves(of_placement, column, "depth", depths, models[placement]))
+            for column in ("inverse", "sum_own", "change")
+        )
+        both = np.stack([sums, changes], 1)
+        found = {**_shares(inverse), **_theorem(both), **laws(depths, changes.tolist())}
+        measures |= {f"{placement}_{name}": measure for name, measure in found.items()}
         factor = _factor(both.mean(0))
-        tables["changes"] += [{**row, "predicted": factor * row["sum_own"]} for row in some]
+        predicted += [{**row, "predicted": factor * row["sum_own"]} for row in of_placement]
     counts = ", ".join(f"{count} {placement}" for placement, count in models.items())
-    network = f"encoder of {layers} layers, {tokens:,} positions, {counts}, {_said(nested)}"
-    return Measurement(measures, tables, {"text": lab.text(text), "network": network})
+    network = f"encoder of {layers} layers, {tokens:,} positions, {counts}, {_in_words(nested)}"
+    return Measurement(measures, {"changes": predicted}, {"text": lab.text(text), "network": network})
 
 
-def _own(subject: Subject, followed: int) -> list[tuple[str, float]]:
+def _own_shares(subject: Subject, followed: int) -> list[tuple[str, float]]:
     """Role and β_ii² of every sublayer of the encoder."""
-    table = dependency(subject, tokens=followed).where(stack=subject.structure.stacks[0].name)
-    return [(str(r["role"]), float(r["beta_sq"] or 0)) for r in residual_dependency(subject, table)]
+    table = dependency(subject, tokens=followed).where(stack=_encoder(subject))
+    return [(str(row["role"]), float(row["beta_sq"] or 0)) for row in residual_dependency(subject, table)]
 
 
 def _shares(inverse: Array) -> dict[str, Estimate]:
@@ -247,13 +265,13 @@ def _theorem(both: Array) -> dict[str, Estimate]:
 
     def quality(mean_of: Array) -> float:
         sums, changes = mean_of
-        return 1 - float(np.square(changes - _factor(mean_of) * sums).sum()) / float(
-            np.square(changes - changes.mean()).sum()
-        )
+        left = float(np.square(changes - _factor(mean_of) * sums).sum())
+        return 1 - left / float(np.square(changes - changes.mean()).sum())
 
     def log_ratio(x: Array) -> float:
-        sums, changes = (m := x.mean(0))[:, m.shape[1] // 2 :]
-        return math.log(_factor(m) * float(sums.mean()) / float(changes.mean()))
+        mean_of = x.mean(0)
+        sums, changes = mean_of[:, mean_of.shape[1] // 2 :]
+        return math.log(_factor(mean_of) * float(sums.mean()) / float(changes.mean()))
 
     return {
         "predicted_over_measured": exponential(jackknife(both, log_ratio)),
@@ -269,7 +287,7 @@ def _factor(mean_of: Array) -> float:
 
 def _change(subject: Subject, seed: int) -> list[float]:
     """Return the change of the encoder's output after every sublayer, for a random change of the weights."""
-    table = output_change(subject, seeds=[seed], stacks=[subject.structure.stacks[0].name])
+    table = output_change(subject, seeds=[seed], stacks=[_encoder(subject)])
     return [float(row["change"] or 0) for row in table]
 
 
@@ -278,7 +296,7 @@ def theorem_constant(subject: Subject, *, tokens: int, seed: int) -> float:
     root mean square.
     """
     measured = np.array(_change(subject, seed))
-    sums = np.cumsum([beta for _, beta in _own(subject, tokens)])
+    sums = np.cumsum([beta for _, beta in _own_shares(subject, tokens)])
     return float((sums * measured).sum() / np.square(sums).sum())
 
 
@@ -289,22 +307,25 @@ def profiles(
     and how far the output moves under the profile of the first batch and under that of all.
     """
     rows: list[Row] = []
-    moved: list[tuple[float, float]] = []
+    changes: list[Row] = []
     omegas: list[list[list[float]]] = []
-    fed = lab.random_batches(text, tokens, batches)
+    moved: list[list[float]] = []
+    drawn = lab.random_batches(text, tokens, batches)
     for seed in range(seeds):
         subject = lab.subject(size(model, "admin", layers), text, seed=seed, tokens=tokens)
         network = cast("Seq2Seq", subject.model)
-        found = [profile_(network, partial(network.hidden, one["source"], one["target_in"])) for one in fed]
-        paths = [path for path in found[0] if path.startswith("encoder.")]
-        omegas.append([[one[path] ** 0.5 for path in paths] for one in found])
-        for i, over in enumerate(zip(*omegas[-1], strict=True)):
-            ends = {"low": min(over), "high": max(over), "deviation": stdev(over)}
-            rows.append({"seed": seed, "sublayer": i, "omega": fmean(over), **ends})
-        whole = {path: fmean(one[path] for one in found) for path in found[0]}
-        moved.append((_moved_under(subject, found[0], seed), _moved_under(subject, whole, seed)))
-    changes = [{"seed": s, "profiled_on": n, "change": c} for s, both in enumerate(moved)
-               for n, c in zip(("1 batch", f"{batches} batches"), both, strict=True)]  # fmt: skip
+        profiled = [
+            profile_(network, partial(network.hidden, batch["source"], batch["target_in"])) for batch in drawn
+        ]
+        paths = [path for path in profiled[0] if path.startswith("encoder.")]
+        omegas.append([[variances[path] ** 0.5 for path in paths] for variances in profiled])
+        for i, over_batches in enumerate(zip(*omegas[-1], strict=True)):
+            ends = {"low": min(over_batches), "high": max(over_batches), "deviation": stdev(over_batches)}
+            rows.append({"seed": seed, "sublayer": i, "omega": fmean(over_batches), **ends})
+        of_all = {path: fmean(variances[path] for variances in profiled) for path in profiled[0]}
+        moved.append([_moved_under(subject, profile, seed) for profile in (profiled[0], of_all)])
+        for profiled_on, change in zip(("1 batch", f"{batches} batches"), moved[-1], strict=True):
+            changes.append({"seed": seed, "profiled_on": profiled_on, "change": change})
     measures = {
         "batches_over_seeds": exponential(jackknife(np.log(omegas), _log_spread_ratio)),
         "change_in_deviations": jackknife(np.log(moved), _deviations),
@@ -330,5 +351,5 @@ def _log_spread_ratio(logs: Array) -> float:
 
 def _deviations(logs: Array) -> float:
     """Return the mean difference of ln change under both profiles `[seeds, 2]`, in deviations over seeds."""
-    one, all_ = logs.T
-    return float((one - all_).mean() / all_.std(ddof=1))
+    of_one_batch, of_all = logs.T
+    return float((of_one_batch - of_all).mean() / of_all.std(ddof=1))

@@ -71,22 +71,22 @@ def fine_tuning(lab: Lab, *, tasks: Sequence[str], **ranges: Unpack[_Ranges]) ->
     """Return the tables of the fine-tuned runs, as in ``trainings``: cells are named by the task in ``GLUE``
     and by the pre-trained run's cell, whose first seed is fine-tuned, as in ``fine_tuned``.
     """
-    asked = {
+    searches = {
         f"{task} {cell}": _prepare(source.path, of_pairs(GLUE[task], steps=100), lab.root, **ranges)
         for task in tasks
         for cell, (source, *_) in lab.runs.items()
     }
-    lab.log(f"fine-tuning {', '.join(asked)}")
-    found = _fine_tuned(asked, SEEDS, lab.queue(lab.root), lab.queue(lab.root))
-    cells, facts = dict[str, tuple[RunFolder, ...]](), dict[str, str]()
-    for name, one in found.items():
-        cells[name], chosen = one.runs, one.chosen
+    lab.log(f"fine-tuning {', '.join(searches)}")
+    models = _fine_tuned(searches, SEEDS, lab.queue(lab.root), lab.queue(lab.root))
+    facts: dict[str, str] = {}
+    for name, model in models.items():
+        chosen = model.chosen
         batch = chosen.train.max_tokens // chosen.data.block_len
         facts[name] = (
             f"batch {batch}, lr {chosen.optim.lr:g}, {chosen.train.steps} steps; the commonest label is "
-            f"{one.majority:.1f}% of the test pairs"
+            f"{model.majority:.1f}% of the test pairs"
         )
-    measured = trainings(replace(lab, runs=cells))
+    measured = trainings(replace(lab, runs={name: model.runs for name, model in models.items()}))
     return replace(measured, facts={**measured.facts, **facts})
 
 
@@ -105,8 +105,8 @@ def fine_tuned(
     Xiong et al. 2020, Appendix A.3 (arXiv 2002.04745): batches of 16 and 32, rates 1e-5 to 1e-4, 3 to 8
     epochs, six seeds. The paper chooses and scores the cell on GLUE's dev pairs.
     """
-    asked = _prepare(pretrained, base, root, **ranges)
-    return _fine_tuned({"": asked}, seeds, queue(root), queue(root))[""]
+    searched = _prepare(pretrained, base, root, **ranges)
+    return _fine_tuned({"": searched}, seeds, queue(root), queue(root))[""]
 
 
 _Search: TypeAlias = tuple[list[Config], float]
@@ -132,7 +132,7 @@ def _fine_tuned(
 ) -> dict[str, FineTuned]:
     """Train the cells of all searches, then the best ones on dev with other seeds."""
     swept = finished({name: cells for name, (cells, _) in searches.items()}, searching)
-    chosen = {name: max(some, key=_merit).config() for name, some in swept.items()}
+    chosen = {name: max(folders, key=_merit).config() for name, folders in swept.items()}
     seeded = {
         name: [replace(config, seeds=SeedConfig.of(seed)) for seed in range(1, 1 + seeds)]
         for name, config in chosen.items()
@@ -145,10 +145,11 @@ def search(base: Config, pairs: int, **ranges: Unpack[_Ranges]) -> Iterator[Conf
     """Yield the search's configurations for this many training pairs; a tenth of the steps is warm-up."""
     batches, lrs = ranges.get("batches", BATCHES), ranges.get("lrs", LRS)
     for batch, lr, passes in product(batches, lrs, ranges.get("epochs", EPOCHS)):
-        each = -(-pairs // batch)
-        warmup_steps = passes * each // 10 if base.optim.warmup_steps else 0
+        epoch = -(-pairs // batch)
+        steps = passes * epoch
+        warmup_steps = steps // 10 if base.optim.warmup_steps else 0
         train = replace(
-            base.train, steps=passes * each, validate_every_steps=each, max_tokens=batch * base.data.block_len
+            base.train, steps=steps, validate_every_steps=epoch, max_tokens=batch * base.data.block_len
         )
         optim = replace(base.optim, lr=lr, warmup_steps=warmup_steps)
         yield replace(base, optim=optim, train=train, seeds=SeedConfig.of(SEARCH_SEED))

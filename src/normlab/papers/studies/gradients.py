@@ -51,8 +51,8 @@ def bounded_lengths(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
             (last,) = table.where(stack=stack.name, index=len(stack.sublayers) - 1, signal="total")
             named = {"placement": placement, "stack": stack.name.partition(".")[0], "seed": seed}
             rows.append({**named, "bounded": last["bounded"], "spread": last["spread"]})
-    own = apart(rows, "placement", "stack")
-    measures = {name: mean(r["bounded"] for r in some) for name, some in own.items()}
+    by_stack = apart(rows, "placement", "stack")
+    measures = {name: mean(row["bounded"] for row in of_stack) for name, of_stack in by_stack.items()}
     facts = {"text": lab.text(sizes["text"]), "batch": f"{sizes['tokens']:,} positions"}
     return Measurement(measures, {"bounded": rows}, facts)
 
@@ -70,13 +70,14 @@ def last_matrix(
         last = network.get_parameter(f"decoder.sublayers.{3 * layers - 1}.f.outer.weight")
         last.requires_grad_()
         loss = mean_loss(network, lab.batches(text, tokens, 1)[0])
-        (found,) = torch.autograd.grad(loss, [last])
-        rows.append({"placement": placement, "layers": layers, "seed": seed, "grad_l2": found.norm().item()})
+        (gradient,) = torch.autograd.grad(loss, [last])
+        named = {"placement": placement, "layers": layers, "seed": seed}
+        rows.append({**named, "grad_l2": gradient.norm().item()})
     measures: dict[str, Estimate] = {}
-    for placement, some in apart(rows, "placement").items():
-        lengths = curves(some, "grad_l2", "layers", depths, seeds)
-        measures[f"{placement}_exponent"] = log_slope(depths, lengths)
-        measures[f"{placement}_level"] = mean(fmean(one) for one in lengths)
+    for placement, of_placement in apart(rows, "placement").items():
+        by_seed = curves(of_placement, "grad_l2", "layers", depths, seeds)
+        measures[f"{placement}_exponent"] = log_slope(depths, by_seed)
+        measures[f"{placement}_level"] = mean(map(fmean, by_seed))
     facts = {"text": lab.text(text), "batch": f"{tokens:,} positions"}
     return Measurement(measures, {"gradients": rows}, facts)
 
@@ -93,8 +94,8 @@ def by_layer(
         subject = lab.subject(size(model, placement, layers), text, seed=first + seed, tokens=tokens)
         for name, p in subject.model.named_parameters():
             p.requires_grad_(".f.inner.weight" in name or ".f.outer.weight" in name)
-        own = drawn[batches * seed : batches * (seed + 1)]
-        for row in parameter_gradients(replace(subject, batches=own)):
+        mini_batches = drawn[batches * seed : batches * (seed + 1)]
+        for row in parameter_gradients(replace(subject, batches=mini_batches)):
             where = {
                 "stack": str(row["stack"]).partition(".")[0],
                 "layer": int(row["layer"] or 0) + 1,
@@ -103,8 +104,8 @@ def by_layer(
             lengths = {name: row[name] for name in ("mean_grad_l2", "grad_l2")}
             rows.append({"placement": placement, "seed": seed, **where, **lengths})
     measures: dict[str, Estimate] = {}
-    for name, own in apart(rows, "placement", "stack", "matrix").items():
-        ends = curves(own, "mean_grad_l2", "layer", (1, layers), seeds)
+    for name, of_matrix in apart(rows, "placement", "stack", "matrix").items():
+        ends = curves(of_matrix, "mean_grad_l2", "layer", (1, layers), seeds)
         measures[name] = mean_ratio(last / first for first, last in ends)
     facts = {"text": lab.text(text), "mini-batches": f"{batches} of {tokens:,} positions, seeds from {first}"}
     return Measurement(measures, apart(rows, "stack", "matrix"), facts)
@@ -114,32 +115,33 @@ def decay(lab: Lab, *, theory: Mapping[str, int], dims: Sequence[int], **sizes: 
     """Appendix F: E‖J‖² of the norm after a feed-forward over its value at that width, and the gradients by
     layer, in the setting of the theory and in both stacks of a real model.
     """
-    small = {name: theory[name] for name in ("layers", "tokens")}
-    factors = [f for dim in dims for f in norm_factors(**small, dim=dim, seeds=theory["norm_seeds"])]
-    measures = {"norm_factor_lowest": lowest(factors), "norm_factor_highest": highest(factors)}
-    where_layer = product(dims, range(1, theory["layers"] + 1))
-    tables: dict[str, Sequence[Row]] = {
-        "norm_factors": [
-            {"d": dim, "layer": layer, **f.columns("over_expected")}
-            for (dim, layer), f in zip(where_layer, factors, strict=True)
-        ]
-    }
+    factors: list[Estimate] = []
+    of_norms: list[Row] = []
+    for dim in dims:
+        by_layer = norm_factors(theory["layers"], dim, theory["tokens"], theory["norm_seeds"])
+        for layer, factor in enumerate(by_layer, 1):
+            of_norms.append({"d": dim, "layer": layer, **factor.columns("over_expected")})
+        factors += by_layer
     rows: list[Row] = []
     for placement in BOTH:
         for seed in range(theory["seeds"]):
             rows += _theory_gradients(placement, seed, theory)
         for _, seed, subject in lab.subjects((placement,), **sizes):
             rows += _real_gradients(subject, placement, seed)
-    for name, own in apart(rows, "placement", "where", "signal").items():
-        depth = max(r["layer"] for r in own)
-        some = curves(own, "grad_l2", "layer", (1, depth // 2, depth), len({r["seed"] for r in own}))
-        measures[f"{name}_last_over_first"] = mean_ratio(last / first for first, _, last in some)
-        measures[f"{name}_last_over_middle"] = mean_ratio(last / middle for _, middle, last in some)
-        said = (2 / 3) ** ((depth - 1) / 2)
-        measures[f"{name}_decay_over_said"] = mean_ratio(first / last / said for first, _, last in some)
+    measures = {"norm_factor_lowest": lowest(factors), "norm_factor_highest": highest(factors)}
+    for name, of_signal in apart(rows, "placement", "where", "signal").items():
+        depth = max(row["layer"] for row in of_signal)
+        seeds = len({row["seed"] for row in of_signal})
+        by_seed = curves(of_signal, "grad_l2", "layer", (1, depth // 2, depth), seeds)
+        of_the_bound = (2 / 3) ** ((depth - 1) / 2)
+        measures[f"{name}_last_over_first"] = mean_ratio(last / first for first, _, last in by_seed)
+        measures[f"{name}_last_over_middle"] = mean_ratio(last / middle for _, middle, last in by_seed)
+        measures[f"{name}_decay_over_said"] = mean_ratio(
+            first / last / of_the_bound for first, _, last in by_seed
+        )
     in_theory = "d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds, {norm_seeds} for norms"
     facts = {"theory": in_theory.format(**theory), **lab.facts(**sizes)}
-    return Measurement(measures, {**tables, **apart(rows, "where", "signal")}, facts)
+    return Measurement(measures, {"norm_factors": of_norms, **apart(rows, "where", "signal")}, facts)
 
 
 def _theory_gradients(placement: str, seed: int, theory: Mapping[str, int]) -> list[Row]:
@@ -154,8 +156,7 @@ def _theory_gradients(placement: str, seed: int, theory: Mapping[str, int]) -> l
     with forward_hooks({str(i): s for i, s in enumerate(setting.stack)}, see):
         loss = setting()
     matrices, after = setting.outer(), streams[1::2]
-    found = torch.autograd.grad(loss, [*matrices, *after])
-    lengths = [g.norm().item() for g in found]
+    lengths = [gradient.norm().item() for gradient in torch.autograd.grad(loss, [*matrices, *after])]
     shared = {"placement": placement, "where": "theory", "seed": seed}
     return _decay_rows(shared, lengths[: len(matrices)], lengths[len(matrices) :])
 
@@ -171,21 +172,19 @@ def _decay_rows(shared: Row, matrices: Iterable[float], streams: Iterable[float]
 
 def _real_gradients(subject: Subject, placement: str, seed: int) -> list[Row]:
     """Return gradients at the second matrices and in the streams after them, from one pass."""
-    matrices = {
-        stack.name: [
-            f"{stack.name}.{view.index}.f.outer.weight" for view in stack.sublayers if view.role == "ffn"
-        ]
-        for stack in subject.structure.stacks
-    }
+    matrices: dict[str, list[str]] = {}
+    for stack in subject.structure.stacks:
+        feed_forwards = [view for view in stack.sublayers if view.role == "ffn"]
+        matrices[stack.name] = [f"{stack.name}.{view.index}.f.outer.weight" for view in feed_forwards]
     _train_only(subject.model, *chain(*matrices.values()))
     streams = sublayer_gradients(subject)
-    found: list[Row] = []
-    for stack, paths in matrices.items():
-        shared = {"placement": placement, "where": stack.partition(".")[0], "seed": seed}
+    rows: list[Row] = []
+    for stack_name, paths in matrices.items():
+        shared = {"placement": placement, "where": stack_name.partition(".")[0], "seed": seed}
         lengths = (subject.backward.slope.gradients[path].norm().item() for path in paths)
-        after = (float(r["grad_l2"] or 0) for r in streams.where(stack=stack, role="ffn"))
-        found += _decay_rows(shared, lengths, after)
-    return found
+        after = (float(row["grad_l2"] or 0) for row in streams.where(stack=stack_name, role="ffn"))
+        rows += _decay_rows(shared, lengths, after)
+    return rows
 
 
 def sublayer_outputs(lab: Lab, *, placements: Sequence[str] = BOTH, **sizes: Unpack[Sizes]) -> Measurement:
@@ -202,15 +201,19 @@ def sublayer_outputs(lab: Lab, *, placements: Sequence[str] = BOTH, **sizes: Unp
     measures: dict[str, Estimate] = {}
     for placement in placements:
         for stack in ("encoder", "decoder"):
-            steps = [_Steps(rows, placement, stack, seed) for seed in range(sizes["seeds"])]
+            models = [_Steps(rows, placement, stack, seed) for seed in range(sizes["seeds"])]
+            ends = [model.first_over_last() for model in models]
             name = f"{placement}_{stack}"
-            measures[f"{name}_first_over_last"] = mean_ratio(s.first_over_last() for s in steps)
-            measures[f"{name}_variance_first_over_last"] = mean_ratio(s.first_over_last() ** 2 for s in steps)
-            measures[f"{name}_least_variance_step"] = mean_ratio(s.least_variance_step() for s in steps)
-        others = [geometric_mean([step.through("self_attention"), step.through("ffn")]) for step in steps]
-        measures[f"{placement}_cross_attention_step"] = mean_ratio(
-            step.through("cross_attention") for step in steps
-        )
+            measures[f"{name}_first_over_last"] = mean_ratio(ends)
+            measures[f"{name}_variance_first_over_last"] = mean_ratio(ratio**2 for ratio in ends)
+            measures[f"{name}_least_variance_step"] = mean_ratio(m.least_variance_step() for m in models)
+        # the models are now those of the decoder, which alone has all three roles
+        steps = {
+            role: [model.through(role) for model in models]
+            for role in ("cross_attention", "self_attention", "ffn")
+        }
+        others = map(geometric_mean, zip(steps["self_attention"], steps["ffn"], strict=True))
+        measures[f"{placement}_cross_attention_step"] = mean_ratio(steps["cross_attention"])
         measures[f"{placement}_other_step"] = mean_ratio(others)
     trained = trainings(lab) if lab.runs else Measurement()
     return Measurement(measures, {**apart(rows, "stack"), **trained.tables}, lab.facts(**sizes))
@@ -220,8 +223,8 @@ class _Steps:
     """The gradients of one stack of one model from its input up."""
 
     def __init__(self, rows: Sequence[Row], placement: str, stack: str, seed: int) -> None:
-        own = having(rows, placement=placement, stack=stack, seed=seed)
-        self.rows = sorted(own, key=lambda r: r["index"])
+        of_stack = having(rows, placement=placement, stack=stack, seed=seed)
+        self.rows = sorted(of_stack, key=lambda row: row["index"])
 
     def first_over_last(self) -> float:
         """Return the mean over the first layer's outputs divided by that over the last layer's."""
@@ -231,12 +234,12 @@ class _Steps:
 
     def through(self, role: str) -> float:
         """Return the geometric mean of ‖Δx_{i−1}‖ / ‖Δx_i‖ over the sublayers i of a role."""
-        pairs = zip(self.rows, self.rows[1:], strict=False)
-        return geometric_mean(a["grad_l2"] / b["grad_l2"] for a, b in pairs if b["role"] == role)
+        steps = pairwise(self.rows)
+        return geometric_mean(a["grad_l2"] / b["grad_l2"] for a, b in steps if b["role"] == role)
 
     def least_variance_step(self) -> float:
         """Return the smallest Var[Δx_{i−1}] / Var[Δx_i]."""
-        return min(a["variance"] / b["variance"] for a, b in zip(self.rows, self.rows[1:], strict=False))
+        return min(a["variance"] / b["variance"] for a, b in pairwise(self.rows))
 
 
 def _train_only(model: nn.Module, *paths: str) -> None:
@@ -291,37 +294,37 @@ def encoder_gradients(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
     rows: list[Row] = []
     for _, seed, subject in lab.subjects(("post",), **sizes):
         for where, table in _tables(lab, subject, sizes["text"]):
-            rows += [
-                {"where": where, "seed": seed, "index": now["index"], "role": now["role"],
-                 "variance": now["variance"],
-                 "step": float(before["variance"] or 0) / float(now["variance"] or 0)}
-                for before, now in pairwise(table)
-            ]  # fmt: skip
+            for before, now in pairwise(table):
+                step = float(before["variance"] or 0) / float(now["variance"] or 0)
+                columns = {name: now[name] for name in ("index", "role", "variance")}
+                rows.append({"where": where, "seed": seed, **columns, "step": step})
     measures: dict[str, Estimate] = {}
-    tables: dict[str, list[Row]] = {"gradients": rows, "steps": []}
-    for where, own in apart(rows, "where").items():
-        indices = sorted({r["index"] for r in own})
-        roles = [next(r["role"] for r in own if r["index"] == i) for i in indices]
-        logs = np.log(curves(own, "step", "index", indices, sizes["seeds"]))
-        masks = {role: np.array([r == role for r in roles]) for role in dict.fromkeys(roles)}
-        means = [logs[:, mask].mean(1) for mask in masks.values()] + [logs.mean(1)]
-        found = simultaneous(np.stack(means, 1)) + simultaneous(logs.sum(1)[:, None])
-        names = (*masks, "all", "first_over_last")
-        measures |= {f"{where}_{name}": exponential(m) for name, m in zip(names, found, strict=True)}
-        tables["steps"] += [
-            {"where": where, "index": i, "role": role, **exponential(m).columns("ratio")}
-            for i, role, m in zip(indices, roles, simultaneous(logs), strict=True)
-        ]
-    return Measurement(measures, tables, lab.facts(**sizes))
+    steps: list[Row] = []
+    for where, of_place in apart(rows, "where").items():
+        role_at = {row["index"]: row["role"] for row in of_place}
+        indices = sorted(role_at)
+        roles = np.array([role_at[index] for index in indices])
+        logs = np.log(curves(of_place, "step", "index", indices, sizes["seeds"]))
+        means = {role: logs[:, roles == role].mean(1) for role in dict.fromkeys(roles.tolist())}
+        means["all"] = logs.mean(1)
+        together = simultaneous(np.stack([*means.values()], 1))
+        (whole_stack,) = simultaneous(logs.sum(1)[:, None])
+        for name, estimate in zip((*means, "first_over_last"), (*together, whole_stack), strict=True):
+            measures[f"{where}_{name}"] = exponential(estimate)
+        for index, estimate in zip(indices, simultaneous(logs), strict=True):
+            ratio = exponential(estimate).columns("ratio")
+            steps.append({"where": where, "index": index, "role": role_at[index], **ratio})
+    return Measurement(measures, {"gradients": rows, "steps": steps}, lab.facts(**sizes))
 
 
-def _tables(lab: Lab, whole: Subject, text: str) -> Iterator[tuple[str, Table]]:
+def _tables(lab: Lab, in_model: Subject, text: str) -> Iterator[tuple[str, Table]]:
     """Yield the gradients of the encoder's sublayers, in each of the three places."""
-    encoder = whole.structure.stacks[0].name
-    _train_only(whole.model)
-    yield "in_model", sublayer_gradients(whole).where(stack=encoder)
-    alone = _EncoderAlone(cast("Seq2Seq", whole.model))
-    (stack,) = (structure := read_structure(alone, lab.batches(text, READING_TOKENS, 1)[0])).stacks
-    mask = {stack.name: whole.batch["source"] != PAD}
+    encoder = in_model.structure.stacks[0].name
+    _train_only(in_model.model)
+    yield "in_model", sublayer_gradients(in_model).where(stack=encoder)
+    alone = _EncoderAlone(cast("Seq2Seq", in_model.model))
+    structure = read_structure(alone, lab.batches(text, READING_TOKENS, 1)[0])
+    (stack,) = structure.stacks
+    mask = {stack.name: in_model.batch["source"] != PAD}
     for where, loss in (("alone_token_loss", _token_loss), ("alone_pooled_loss", _pooled_loss)):
-        yield where, sublayer_gradients(Subject(alone, whole.batch, loss, structure, mask))
+        yield where, sublayer_gradients(Subject(alone, in_model.batch, loss, structure, mask))

@@ -89,13 +89,13 @@ class TheoryNetwork(nn.Module):
         """Return x + f(x) `[T, D]` of every feed-forward sublayer: in Post-LN its norm's input, in Pre-LN the
         stream after it.
         """
-        found: list[Tensor] = []
+        totals: list[Tensor] = []
         stream = self.stack.begin(self.x)
         for sublayer in self.stack:
             y = sublayer.f(sublayer.place.read(stream))
-            found.append((stream + y)[0])
+            totals.append((stream + y)[0])
             stream = sublayer.place.write(stream, y)
-        return found[1::2]
+        return totals[1::2]
 
 
 def mean_field_scales(tokens: int, depths: Sequence[int]) -> list[float]:
@@ -107,15 +107,15 @@ def mean_field_scales(tokens: int, depths: Sequence[int]) -> list[float]:
     to c (Cho and Saul 2009, Section 2).
     """
     square, overlap = 1.0, 0.0
-    found: dict[int, float] = {}
+    squares: dict[int, float] = {}
     for layer in range(1, max(depths) + 1):
         added = (1 + (tokens - 1) * overlap / square) / tokens
         square, overlap = square + added, overlap + added
         rho = min(1.0, overlap / square)
         kernel = (math.sqrt(1 - rho**2) + rho * (math.pi - math.acos(rho))) / math.pi
         square, overlap = square + 0.5, overlap + 0.5 * kernel
-        found[layer] = square
-    return [found[depth] for depth in depths]
+        squares[layer] = square
+    return [squares[depth] for depth in depths]
 
 
 def relu_scale(
@@ -126,13 +126,13 @@ def relu_scale(
     for dim, sigma in product(dims, sigmas):
         expected = relu_mean_square(sigma**2) * dim
         drawn = (sigma * torch.randn(draws, dim, generator=generator(seed=s)) for s in range(seeds))
-        found = mean(x.relu().square().sum(-1).mean().item() / expected for x in drawn)
-        rows.append({"d": dim, "sigma": sigma, "expected": expected, **found.columns("ratio")})
+        ratio = mean(x.relu().square().sum(-1).mean().item() / expected for x in drawn)
+        rows.append({"d": dim, "sigma": sigma, "expected": expected, **ratio.columns("ratio")})
     extremes = {
-        "lowest_ratio": min(rows, key=lambda r: r["low"]),
-        "highest_ratio": max(rows, key=lambda r: r["high"]),
+        "lowest_ratio": min(rows, key=lambda row: row["low"]),
+        "highest_ratio": max(rows, key=lambda row: row["high"]),
     }
-    measures = {name: Estimate(r["ratio"], r["low"], r["high"]) for name, r in extremes.items()}
+    measures = {name: Estimate(row["ratio"], row["low"], row["high"]) for name, row in extremes.items()}
     return Measurement(measures, {"ratios": rows}, {"draws": f"{seeds} times {draws:,} vectors"})
 
 
@@ -151,28 +151,29 @@ def hidden_scales(
     measures: dict[str, Estimate] = {}
     for placement, ffn_dim in [("post", dim), ("pre", dim), *(("post", f) for f in ffn_dims)]:
         lab.log(f"{placement}, d_ff {ffn_dim}")
-        settings = (
-            TheoryNetwork(placement, layers=layers, dim=dim, tokens=tokens, seed=s, ffn_dim=ffn_dim)
-            for s in range(seeds)
-        )
-        seen = [[total.square().mean().item() for total in setting.totals()] for setting in settings]
-        by_layer = [mean(values) for values in zip(*seen, strict=True)]
-        for layer, found in enumerate(by_layer, start=1):
+        by_seed: list[list[float]] = []
+        for seed in range(seeds):
+            sizes = {"layers": layers, "dim": dim, "tokens": tokens, "ffn_dim": ffn_dim}
+            network = TheoryNetwork(placement, **sizes, seed=seed)
+            by_seed.append([total.square().mean().item() for total in network.totals()])
+        of_network: list[Row] = []
+        for layer, squares in enumerate(map(mean, zip(*by_seed, strict=True)), 1):
             low, high = LEMMA_2[placement](layer, ffn_gain(dim, ffn_dim))
-            where = {"placement": placement, "d_ff": ffn_dim, "layer": layer}
-            ends = {"interval_low": found.low, "interval_high": found.high}
-            rows.append({**where, "mean_square": found.value, **ends, "theory_low": low, "theory_high": high})
-        own = rows[-layers:]
+            where = {"placement": placement, "d_ff": ffn_dim, "layer": layer, "mean_square": squares.value}
+            ends = {"interval_low": squares.low, "interval_high": squares.high}
+            of_network.append({**where, **ends, "theory_low": low, "theory_high": high})
+        rows += of_network
         name = placement if ffn_dim == dim else f"post_d_ff_{ffn_dim}"
-        measures[f"{name}_lowest"] = _worst(own, "theory_low", lowest=True)
-        measures[f"{name}_highest"] = _worst(own, "theory_high", lowest=False)
+        measures[f"{name}_lowest"] = _worst(of_network, "theory_low", lowest=True)
+        measures[f"{name}_highest"] = _worst(of_network, "theory_high", lowest=False)
     facts = {"network": f"d {dim}, {layers} layers, {tokens} tokens, {seeds} seeds"}
     return Measurement(measures, {"scales": rows}, facts)
 
 
 def _worst(rows: Sequence[Row], bound: str, *, lowest: bool) -> Estimate:
     """Return the mean square over its bound, in the layer where it is lowest or highest."""
-    row = (min if lowest else max)(rows, key=lambda r: r["mean_square"] / r[bound])
+    choose = min if lowest else max
+    row = choose(rows, key=lambda row: row["mean_square"] / row[bound])
     return Estimate(*(row[name] / row[bound] for name in ("mean_square", "interval_low", "interval_high")))
 
 
@@ -191,19 +192,21 @@ def norm_jacobian(
             scaled = drawn / drawn.norm(dim=-1, keepdim=True) * wanted
             for shift in (0.0, mean_over_sd):
                 x = scaled + shift * scaled.square().mean(-1, keepdim=True).sqrt()
-                rows += [_jacobian_row(norm, one, seed=seed, shift=shift) for one in x]
-    slopes = [
-        [r["spectral"] for r in having(rows, d=dim, seed=s, shift=0.0)] for dim in dims for s in range(seeds)
+                rows += [_jacobian_row(norm, vector, seed=seed, shift=shift) for vector in x]
+    centred = having(rows, shift=0.0)
+    by_length = [
+        [row["spectral"] for row in having(centred, d=dim, seed=seed)]
+        for dim, seed in product(dims, range(seeds))
     ]
-    farthest = max(abs(r["spectral"] / r["exact"] - 1) for r in rows)
-    plain = [r["spectral"] / r["published"] for r in rows if not r["shift"]]
-    moved = [r["spectral"] / r["published"] for r in rows if r["shift"]]
+    farthest = max(abs(row["spectral"] / row["exact"] - 1) for row in rows)
+    of_centred = [row["spectral"] / row["published"] for row in centred]
+    of_shifted = [row["spectral"] / row["published"] for row in having(rows, shift=mean_over_sd)]
     return Measurement(
         {
             "exact_error": Estimate.exact(farthest),
-            "slope": log_slope(lengths, slopes),
-            "published_ratio_centred": Estimate.exact(max(plain)),
-            "published_ratio_shifted": Estimate.exact(min(moved)),
+            "slope": log_slope(lengths, by_length),
+            "published_ratio_centred": Estimate.exact(max(of_centred)),
+            "published_ratio_shifted": Estimate.exact(min(of_shifted)),
         },
         {"jacobians": rows},
         {"vectors": f"d {', '.join(map(str, dims))}; mean 0 or {mean_over_sd:g} deviations; float64"},
@@ -232,33 +235,34 @@ def last_gradient(
     grid = [(layers, dim) for layers in depths] + [(depths[0], d) for d in dims if d != dim]
     for placement, (layers, width), seed in product(("post", "pre"), grid, range(seeds)):
         lab.log(f"{placement}, {layers} layers, d {width}, seed {seed}")
-        setting = TheoryNetwork(placement, layers=layers, dim=width, tokens=tokens, seed=first + seed)
-        (found,) = torch.autograd.grad(setting(), [setting.outer()[-1]])
+        network = TheoryNetwork(placement, layers=layers, dim=width, tokens=tokens, seed=first + seed)
+        (gradient,) = torch.autograd.grad(network(), [network.outer()[-1]])
         where = {"placement": placement, "layers": layers, "d": width, "seed": seed}
-        inverse_rms = setting.totals()[-1].square().mean().item() ** -0.5
-        rows.append({**where, "grad_l2": found.norm().item(), "inverse_rms": inverse_rms})
+        inverse_rms = network.totals()[-1].square().mean().item() ** -0.5
+        rows.append({**where, "grad_l2": gradient.norm().item(), "inverse_rms": inverse_rms})
     measures: dict[str, Estimate] = {}
-    by_layer: dict[str, list[list[float]]] = {}
-    for placement, own in apart(rows, "placement").items():
-        by_layer[placement] = curves(own, "grad_l2", "layers", depths, seeds, d=dim)
-        scales = curves(own, "inverse_rms", "layers", depths, seeds, d=dim)
-        widths = curves(own, "grad_l2", "d", dims, seeds, layers=depths[0])
-        measures[f"{placement}_exponent_in_layers"] = log_slope(depths, by_layer[placement])
+    by_depth: dict[str, list[list[float]]] = {}
+    for placement, of_placement in apart(rows, "placement").items():
+        by_depth[placement] = curves(of_placement, "grad_l2", "layers", depths, seeds, d=dim)
+        scales = curves(of_placement, "inverse_rms", "layers", depths, seeds, d=dim)
+        by_width = curves(of_placement, "grad_l2", "d", dims, seeds, layers=depths[0])
+        measures[f"{placement}_exponent_in_layers"] = log_slope(depths, by_depth[placement])
         measures[f"{placement}_exponent_of_inverse_rms"] = log_slope(depths, scales)
-        measures[f"{placement}_exponent_in_d"] = log_slope(dims, widths)
-    ratios = [exponential(m) for m in simultaneous(np.log(by_layer["pre"]) - np.log(by_layer["post"]))]
-    bounds = [math.sqrt(1.5 / (1 + layers / 2)) for layers in depths]
-    predicted = [math.sqrt(1.5 / scale) for scale in mean_field_scales(tokens, depths)]
-    measures["mean_field_exponent"] = log_slope(depths, [predicted])
-    shown = [
-        {"layers": n, "what": what, **m.columns("ratio")}
-        for what, values in (
-            ("measured", ratios),
-            ("ratio of the proof's bounds", map(Estimate.exact, bounds)),
-            ("mean field", map(Estimate.exact, predicted)),
-        )
-        for n, m in zip(depths, values, strict=True)
-    ]
+        measures[f"{placement}_exponent_in_d"] = log_slope(dims, by_width)
+    logarithms = simultaneous(np.log(by_depth["pre"]) - np.log(by_depth["post"]))
+    mean_field = [math.sqrt(1.5 / scale) for scale in mean_field_scales(tokens, depths)]
+    measures["mean_field_exponent"] = log_slope(depths, [mean_field])
+    lines = {
+        "measured": map(exponential, logarithms),
+        "ratio of the proof's bounds": (
+            Estimate.exact(math.sqrt(1.5 / (1 + layers / 2))) for layers in depths
+        ),
+        "mean field": map(Estimate.exact, mean_field),
+    }
+    shown: list[Row] = []
+    for name, ratios in lines.items():
+        for layers, ratio in zip(depths, ratios, strict=True):
+            shown.append({"layers": layers, "what": name, **ratio.columns("ratio")})
     facts = {"network": f"{tokens} tokens, {seeds} seeds, {CLASSES:,} classes"}
     return Measurement(measures, {"ratios": shown, "gradients": rows}, facts)
 
@@ -279,7 +283,7 @@ def chi_square(lab: Lab, *, dim: int, epsilon: float, draws: int, seeds: int) ->
     )
 
 
-def norm_factors(*, layers: int, dim: int, tokens: int, seeds: int) -> list[Estimate]:
+def norm_factors(layers: int, dim: int, tokens: int, seeds: int) -> list[Estimate]:
     r"""Appendix F: the mean of ‖J_LN‖² where a Post-LN feed-forward sum is normed, in every layer
     simultaneously, over :math:`\frac{2}{3}(1 + \frac{2}{d})`, its value for d_ff = d up to :math:`O(1/d^2)`.
 
@@ -287,7 +291,9 @@ def norm_factors(*, layers: int, dim: int, tokens: int, seeds: int) -> list[Esti
     without its mean is :math:`1 + 2 g \sqrt{a/d} + a \chi^2_{d-1}/d`: mean 3/2 − 1/(2d), variance 15/(4d).
     """
     expected = 2 / 3 * (1 + 2 / dim)
-    networks = (TheoryNetwork("post", layers=layers, dim=dim, tokens=tokens, seed=s) for s in range(seeds))
-    return simultaneous(
-        [[layer_norm_jacobian(x).square().mean().item() / expected for x in n.totals()] for n in networks]
-    )
+    by_seed: list[list[float]] = []
+    for seed in range(seeds):
+        network = TheoryNetwork("post", layers=layers, dim=dim, tokens=tokens, seed=seed)
+        squares = [layer_norm_jacobian(x).square().mean().item() for x in network.totals()]
+        by_seed.append([square / expected for square in squares])
+    return simultaneous(by_seed)

@@ -35,11 +35,14 @@ def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Meas
         x = network.x.double()
         with torch.no_grad():
             ours, theirs = network.stack(x), column(x, [sublayer.f for sublayer in network.stack])
-        found = {
-            "difference": (ours - theirs).abs().max().item(),
-            "largest_output": theirs.abs().max().item(),
-        }
-        rows.append({"placement": placement, "seed": seed, **found})
+        rows.append(
+            {
+                "placement": placement,
+                "seed": seed,
+                "difference": (ours - theirs).abs().max().item(),
+                "largest_output": theirs.abs().max().item(),
+            }
+        )
     facts = {"network": f"{layers} layers, d {dim}, float64, {seeds} seeds"}
     return Measurement(_differences(rows), {"differences": rows}, facts)
 
@@ -47,8 +50,8 @@ def table_1(lab: Lab, *, dim: int, layers: int, tokens: int, seeds: int) -> Meas
 def _differences(rows: Sequence[Row]) -> dict[str, Estimate]:
     """Return the largest difference under each placement."""
     return {
-        f"{placement}_difference": Estimate.exact(max(r["difference"] for r in own))
-        for placement, own in apart(rows, "placement").items()
+        f"{placement}_difference": Estimate.exact(max(row["difference"] for row in of_placement))
+        for placement, of_placement in apart(rows, "placement").items()
     }
 
 
@@ -99,15 +102,13 @@ def wrapped_blocks(lab: Lab, *, shape: Sequence[int]) -> Measurement:
     for name, branch in branches.items():
         for placement, page in PAGE.items():
             norm = nn.LayerNorm(dim)
-            ours = wrap(deepcopy(branch), placement, next(stack_of(ROLES[:1], 1, dim)))
-            for copy, original in ((ours.f, branch), (ours.place, norm)):
-                for mine, theirs in zip(copy.parameters(), original.parameters(), strict=True):
-                    mine.data.copy_(theirs.data)
+            wrapped = wrap(deepcopy(branch), placement, next(stack_of(ROLES[:1], 1, dim)))
+            wrapped.place.load_state_dict({f"norm.{key}": value for key, value in norm.state_dict().items()})
             with torch.no_grad():
-                found, written = ours(x), page(x, branch, norm)
-            named = {"placement": placement, "sublayer": name, "shape": "x".join(map(str, found.shape))}
-            rows.append({**named, "difference": (found - written).abs().max().item()})
-    same_shape = all(r["shape"] == "x".join(map(str, shape)) for r in rows)
+                ours, theirs = wrapped(x), page(x, branch, norm)
+            named = {"placement": placement, "sublayer": name, "shape": "x".join(map(str, ours.shape))}
+            rows.append({**named, "difference": (ours - theirs).abs().max().item()})
+    same_shape = all(row["shape"] == "x".join(map(str, shape)) for row in rows)
     measures = {**_differences(rows), "shape_kept": Estimate.exact(float(same_shape))}
     return Measurement(measures, {"differences": rows})
 
@@ -127,8 +128,8 @@ def parameter_counts(
             named = {"model": name, "placement": placement, "types": int(types)}
             rows.append({**named, "millions": millions, "published": published[name]})
     farthest = {
-        name: Estimate.exact(max((float(r["millions"] - r["published"]) for r in own), key=abs))
-        for name, own in apart(rows, "model").items()
+        name: Estimate.exact(max((float(row["millions"] - row["published"]) for row in of_model), key=abs))
+        for name, of_model in apart(rows, "model").items()
     }
     return Measurement(farthest, {"counts": rows})
 
@@ -139,19 +140,23 @@ def attention_matrices(
     """Figures 5 and 11: norms of the gradients of self-attention matrices at initialisation, and of Adam's
     updates of them over some steps.
     """
-    rows, ratios = list[Row](), defaultdict[str, list[float]](list)
+    rows: list[Row] = []
+    ratios = defaultdict[str, list[float]](list)
     for seed in range(1, seeds + 1):
         network = lab.model(size(model, "pre", layers), text, seed=seed, tokens=tokens).eval()
-        own = _gradients_and_updates(network, lab.batches(text, tokens, steps), lr)
-        rows += [{"seed": seed, **row} for row in own]
-        for what in ("gradient", "update"):
-            by = {kind: geometric_mean(r[what] for r in some) for kind, some in apart(own, "kind").items()}
-            ratio = (by["value"] * by["output"] / by["query"] / by["key"]) ** 0.5
-            ratios[f"{what}_values_over_queries"].append(ratio)
-            ratios[f"{what}_spread"].append(max(r[what] for r in own) / min(r[what] for r in own))
+        matrices = _gradients_and_updates(network, lab.batches(text, tokens, steps), lr)
+        rows += [{"seed": seed, **row} for row in matrices]
+        by_kind = apart(matrices, "kind")
+        for signal in ("gradient", "update"):
+            norms = {kind: geometric_mean(row[signal] for row in by_kind[kind]) for kind in by_kind}
+            ratio = norms["value"] * norms["output"] / norms["query"] / norms["key"]
+            ratios[f"{signal}_values_over_queries"].append(ratio**0.5)
+            lengths = [row[signal] for row in matrices]
+            ratios[f"{signal}_spread"].append(max(lengths) / min(lengths))
         lab.log(f"model {seed} of {seeds}")
     facts = {"text": lab.text(text), "update": f"{steps} steps of Adam on {tokens:,} positions, lr {lr:g}"}
-    return Measurement({name: mean_ratio(some) for name, some in ratios.items()}, {"matrices": rows}, facts)
+    measures = {name: mean_ratio(of_models) for name, of_models in ratios.items()}
+    return Measurement(measures, {"matrices": rows}, facts)
 
 
 def _gradients_and_updates(
@@ -159,7 +164,8 @@ def _gradients_and_updates(
 ) -> list[dict[str, Any]]:
     """Return the norms of each matrix's gradient and of its update by a step of Adam on every batch."""
     matrices = [*_self_attention(network)]
-    found = torch.autograd.grad(mean_loss(network, batches[0]), [weight for _, weight, _ in matrices])
+    weights = [weight for _, weight, _ in matrices]
+    gradients = torch.autograd.grad(mean_loss(network, batches[0]), weights)
     before = [weight.detach()[part].clone() for _, weight, part in matrices]
     optimizer = torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.98))
     for batch in batches:
@@ -172,11 +178,12 @@ def _gradients_and_updates(
             "gradient": gradient[part].norm().item(),
             "update": (weight.detach()[part] - old).norm().item(),
         }
-        for (where, weight, part), gradient, old in zip(matrices, found, before, strict=True)
+        for (where, weight, part), gradient, old in zip(matrices, gradients, before, strict=True)
     ]
-    for row in rows:
-        for what in ("gradient", "update"):
-            row[f"{what}_relative"] = row[what] / max(r[what] for r in rows)
+    for signal in ("gradient", "update"):
+        largest = max(row[signal] for row in rows)
+        for row in rows:
+            row[f"{signal}_relative"] = row[signal] / largest
     return rows
 
 
@@ -186,6 +193,7 @@ def _self_attention(network: nn.Module) -> Iterator[tuple[Row, nn.Parameter, sli
         if isinstance(f, Attention) and not f.from_memory:
             site = cast("Sublayer", network.get_submodule(name.rpartition(".")[0])).site
             for kind, view in f.matrices().items():
+                # queries, keys and values are rows of one parameter
                 weight = cast("nn.Parameter", (f.out if kind == "output" else f.qkv).weight)
                 start = view.storage_offset() // view.shape[1]
                 where = {"stack": site.stack, "layer": site.layer + 1, "kind": kind}
@@ -255,16 +263,14 @@ def speed(
             lab.log(f"{form}, {count} x {dim}")
             runs = {name: _passes(_built(name, dim, form, device), count, dim, device) for name in NORMS}
             seconds = _alternating(runs, rounds, device)
-            shape = {"form": form, "shape": f"{count} x {dim}"}
-            rows += [
-                {**shape, "norm": name, "round": i, "microseconds": 1e6 * taken}
-                for name, all_ in seconds.items()
-                for i, taken in enumerate(all_)
-            ]
+            for name, times in seconds.items():
+                named = {"form": form, "shape": f"{count} x {dim}", "norm": name}
+                rows += [{**named, "round": i, "microseconds": 1e6 * t} for i, t in enumerate(times)]
             ratios.append(np.log(np.divide(seconds["layernorm"], seconds["scalenorm"])).tolist())
-        found = [exponential(m) for m in simultaneous(np.transpose(ratios))]
-        measures |= {f"{form}_{c}x{d}": m for (c, d), m in zip(shapes, found, strict=True)}
-        measures[f"{form}_least"] = lowest(found)
+        by_shape = [exponential(logarithm) for logarithm in simultaneous(np.transpose(ratios))]
+        for (count, dim), ratio in zip(shapes, by_shape, strict=True):
+            measures[f"{form}_{count}x{dim}"] = ratio
+        measures[f"{form}_least"] = lowest(by_shape)
     networks = {norm: _network(model, layers, norm, device) for norm in NORMS}
     share, count = _share(networks["layernorm"], size(model, "pre", layers).dim, tokens, device)
     bound = 1 / (1 - share)
@@ -272,8 +278,8 @@ def speed(
     if bound >= FASTER:
         lab.log("whole steps")
         seconds = _alternating({n: _step(net, tokens, device) for n, net in networks.items()}, steps, device)
-        ratio = mean_ratio(np.divide(seconds["layernorm"], seconds["scalenorm"]).tolist())
-        measures["steps_layernorm_over_scalenorm"] = ratio
+        of_steps = np.divide(seconds["layernorm"], seconds["scalenorm"]).tolist()
+        measures["steps_layernorm_over_scalenorm"] = mean_ratio(of_steps)
     judged = f"the paper's {FASTER} {'is' if bound >= FASTER else 'cannot be'} judged"
     facts = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
@@ -292,7 +298,8 @@ def _built(name: str, dim: int, form: str, device: torch.device) -> nn.Module:
         return _Elementary(norm, formula)
     if device.type == "cpu":
         return norm
-    (compiled := _Elementary(norm, formula)).compile()
+    compiled = _Elementary(norm, formula)
+    compiled.compile()
     return compiled
 
 
@@ -327,10 +334,11 @@ def _step(network: Seq2Seq, tokens: int, device: torch.device) -> Run:
 
 
 def _alternating(runs: Mapping[str, Run], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Return the seconds of each, round by round; none always goes first."""
+    """Return the seconds of each, round by round. Which goes first alternates, because caches favour one."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
+    order = list(runs)
     for i in range(WARMING + rounds):
-        for name in list(runs)[:: 1 if i % 2 else -1]:
+        for name in order if i % 2 else reversed(order):
             _wait(device)
             start = time.perf_counter()
             runs[name]()
@@ -350,5 +358,5 @@ def _share(network: Seq2Seq, dim: int, tokens: int, device: torch.device) -> tup
     count = sum(isinstance(module, Norm) for module in network.modules())
     alone = _passes(_built("layernorm", dim, "fused", device), tokens // 32 * 32, dim, device)
     runs = {"norm": alone, "step": _step(network, tokens, device)}
-    seconds = {name: median(some) for name, some in _alternating(runs, STEPS, device).items()}
+    seconds = {name: median(times) for name, times in _alternating(runs, STEPS, device).items()}
     return count * seconds["norm"] / seconds["step"], count

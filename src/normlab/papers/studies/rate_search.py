@@ -31,7 +31,7 @@ def tuned(lab: Lab, *, shown: str, seeds: Sequence[int], factors: Sequence[float
     while beyond := _beyond(sweeps):
         for (side, rate), (folder,) in finished(beyond, lab.queue(lab.root)).items():
             sweeps[side][rate] = folder
-    best = {side: _best(own) for side, own in sweeps.items()}
+    best = {side: _best(sweep) for side, sweep in sweeps.items()}
     lab.log(f"best rates: {_in_words(best)}")
     configs = dict[str, list[Config]]()
     for side, rate in best.items():
@@ -39,20 +39,21 @@ def tuned(lab: Lab, *, shown: str, seeds: Sequence[int], factors: Sequence[float
             config = changed(sweeps[side][rate].config(), {"optim.lr": factor * rate})
             configs[at_factor(side, factor)] = [replace(config, seeds=SeedConfig.of(seed)) for seed in seeds]
     runs = finished(configs, lab.queue(lab.root))
-    found = trainings(replace(lab, runs=runs), shown=shown)
-    tables = {**found.tables, "rates": _rates(sweeps)}
-    return replace(found, tables=tables, facts={**found.facts, "rates": f"at rates of {_in_words(best)}"})
+    measured = trainings(replace(lab, runs=runs), shown=shown)
+    tables = {**measured.tables, "rates": _rates(sweeps)}
+    facts = {**measured.facts, "rates": f"at rates of {_in_words(best)}"}
+    return replace(measured, tables=tables, facts=facts)
 
 
 def _beyond(sweeps: Mapping[str, Sweep]) -> dict[tuple[str, float], list[Config]]:
     """Return what is to be trained an octave beyond each end of a sweep that is its best rate."""
-    found = {}
-    for side, own in sweeps.items():
-        best = _best(own)
-        for end, rate in ((min(own), best / 2), (max(own), best * 2)):
+    beyond: dict[tuple[str, float], list[Config]] = {}
+    for side, sweep in sweeps.items():
+        best = _best(sweep)
+        for end, rate in ((min(sweep), best / 2), (max(sweep), best * 2)):
             if best == end:
-                found[side, rate] = [changed(own[best].config(), {"optim.lr": rate})]
-    return found
+                beyond[side, rate] = [changed(sweep[best].config(), {"optim.lr": rate})]
+    return beyond
 
 
 def _best(sweep: Sweep) -> float:
@@ -67,6 +68,6 @@ def _rates(sweeps: Mapping[str, Sweep]) -> list[Row]:
     """Return the dev NLL of each side at each rate of its sweep, lowest rate first."""
     return [
         {"cell": side, "rate": rate, "nll": folder.status().best_dev.get("nll"), "run": folder.path.name}
-        for side, own in sweeps.items()
-        for rate, folder in sorted(own.items())
+        for side, sweep in sweeps.items()
+        for rate, folder in sorted(sweep.items())
     ]

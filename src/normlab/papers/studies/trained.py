@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 
@@ -16,13 +14,13 @@ from normlab.judging.statistics import MetricScale
 from normlab.lab.comparison.result import has_trained
 from normlab.lab.runs.folder import RunFolder, read_scores
 from normlab.papers.artefact import Measurement
+from normlab.papers.effects import score_or_worst
 from normlab.papers.estimate import Estimate, mean
 from normlab.papers.intervals import Array
 from normlab.papers.lab import Lab, Row
 from normlab.papers.measures import OfWeights
+from normlab.papers.regimes import Curve, Run
 from normlab.papers.studies.trained_models import TrainedModel
-
-Curve: TypeAlias = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,19 @@ class Trained:
 
     def scores(self, metric: str, cell: str) -> Array:
         """Return the test score of each seed; the worst one for a run without any."""
-        of = self.metric(metric)
-        found = ((_test_score(folder, of), folder) for folder in self.cells[cell])
-        return np.array([_worst(of, folder) if score is None else score for score, folder in found])
+        shown = self.metric(metric)
+        scores = []
+        for seed, folder in enumerate(self.cells[cell], 1):
+            test, dev = _test_score(folder, shown), _dev_curve(folder, shown.name)
+            outcome = folder.status().ended_as
+            run = Run(cell, seed, folder.path.name, outcome, {shown.name: test}, {shown.name: dev})
+            scores.append(score_or_worst(run, shown))
+        return np.array(scores)
 
     def mean_score(self, metric: str, scores: Array) -> Estimate:
         """Return the mean of scores, taken on the metric's scale."""
         scale = MetricScale(self.metric(metric))
-        return _mapped(mean(scale.values(scores)), scale.scores)
+        return mean(scale.values(scores)).mapped(lambda value: float(scale.scores(np.array(value))))
 
     def models(self, cell: str) -> list[TrainedModel]:
         return [TrainedModel(folder) for folder in self.cells[cell]]
@@ -77,21 +80,17 @@ def trainings(
     }
     if gradients:
         tables["gradients"] = _logged(runs, "train", ["grad_norm_l2"])
-    found = {name: one.measure(runs) for name, one in (measures or {}).items()}
-    return Measurement(found, tables, _facts(runs))
+    of_weights = {name: measure.measure(runs) for name, measure in (measures or {}).items()}
+    return Measurement(of_weights, tables, _facts(runs))
 
 
 def learned_scales(lab: Lab, *, measures: Mapping[str, OfWeights]) -> Measurement:
     """Do as ``trainings``, and add a table of the scales that every run has learned."""
-    found = trainings(lab, measures=measures)
-    seeds = Trained(lab.runs).seeds()
-    rows = [row for cell, seed, run in seeds for row in TrainedModel(run).scale_rows(cell, seed)]
-    return replace(found, tables={**found.tables, "scales": rows})
-
-
-def _mapped(found: Estimate, back: Callable[[Array], Array]) -> Estimate:
-    value, low, high = (float(back(np.array(v))) for v in (found.value, found.low, found.high))
-    return Estimate(value, low, high, found.runs)
+    measured = trainings(lab, measures=measures)
+    rows: list[Row] = []
+    for cell, seed, run in Trained(lab.runs).seeds():
+        rows += TrainedModel(run).scale_rows(cell, seed)
+    return replace(measured, tables={**measured.tables, "scales": rows})
 
 
 def _dev_curve(folder: RunFolder, metric: str) -> Curve:
@@ -103,21 +102,13 @@ def _test_score(folder: RunFolder, metric: Metric) -> float | None:
     return as_float(read_scores(folder.scores).get(metric.name))
 
 
-def _worst(metric: Metric, folder: RunFolder) -> float:
-    """Return the score of a run without one: the metric's worst or, if it has none, its largest on dev."""
-    edge = metric.least if metric.higher_is_better else metric.most
-    if edge is not None:
-        return edge
-    return max((value for _, value in _dev_curve(folder, metric.name)), default=math.inf)
-
-
 def _cell(runs: Trained, metric: Metric, cell: str) -> Row:
     """Return a cell as the paper's table prints it, with every seed beside the mean."""
-    scores, outcomes = runs.scores(metric.name, cell), [run.status().ended_as for run in runs.cells[cell]]
-    found = runs.mean_score(metric.name, scores)
+    scores = runs.scores(metric.name, cell)
+    outcomes = [run.status().ended_as for run in runs.cells[cell]]
     return {
         "cell": cell,
-        **found.columns(metric.label),
+        **runs.mean_score(metric.name, scores).columns(metric.label),
         "seeds": metric.listed(scores.tolist(), map(has_trained, outcomes)),
         "trained": f"{sum(map(has_trained, outcomes))} of {len(outcomes)}",
     }
@@ -149,6 +140,7 @@ def _logged(runs: Trained, kind: str, columns: Sequence[str]) -> list[Row]:
 
 def _facts(runs: Trained) -> dict[str, str]:
     """Return text, models, steps and machines of all runs, each said once."""
+    # dictionaries, because sets would lose the order
     facts: dict[str, dict[str, None]] = {"text": {}, "model": {}, "training": {}, "trained on": {}}
     for _, _, folder in runs.seeds():
         config = folder.config()
@@ -158,4 +150,4 @@ def _facts(runs: Trained) -> dict[str, str]:
         facts["model"][f"{model.encoder_layers}+{model.decoder_layers} layers of width {model.dim}"] = None
         facts["training"][f"{train.steps:,} steps of {train.max_tokens:,} positions"] = None
         facts["trained on"][folder.status().hardware] = None
-    return {name: "; ".join(filter(None, said)) for name, said in facts.items()}
+    return {name: "; ".join(filter(None, values)) for name, values in facts.items()}

@@ -64,9 +64,10 @@ class TrainedModel:
         """Return g at the ``output``, or its mean over the sublayers in the ``late`` third of the decoder."""
         if where == "output":
             return self.scales[OUTPUT]
-        names = (name for name in self.scales if name.startswith("decoder.sublayers."))
-        decoder = [self.scales[name] for name in sorted(names, key=lambda name: int(name.split(".")[2]))]
-        return float(np.mean(decoder[-(len(decoder) // 3) :]))
+        names = [name for name in self.scales if name.startswith("decoder.sublayers.")]
+        names.sort(key=lambda name: int(name.split(".")[2]))
+        late = names[-(len(names) // 3) :]
+        return float(np.mean([self.scales[name] for name in late]))
 
     def scale_rows(self, cell: str, seed: int) -> Iterator[Row]:
         """Return a table of the scales."""

@@ -47,8 +47,8 @@ def _sgd(s: Iwslt) -> Cells:
 
 def _some(s: Iwslt, *names: str) -> Cells:
     """Cells of Figure 2(a) by name."""
-    found = _adam(s)
-    return {name: found[name] for name in names}
+    cells = _adam(s)
+    return {name: cells[name] for name in names}
 
 
 def _small_rate(s: Iwslt) -> Cells:
