@@ -16,7 +16,7 @@ from contracts.variants import ALONE, CONFIG, SEQ2SEQ, VOCAB, inputs, kind_of, l
 from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.lab.recipes.grammar import resolve
-from normlab.lab.training.fold import rewrite
+from normlab.lab.training.rewrite import rewrite
 from normlab.nn import Norm, Placement, Seq2Seq
 
 FLOAT64, FLOAT32 = 1e-12, 1e-5
