@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.base.model_config import ModelConfig
 from normlab.nn import Attention, Decoder, FeedForward, Placement
