@@ -12,7 +12,7 @@ from normlab.lab.data.parallel import prepare
 from normlab.lab.tasks import translation
 from normlab.lab.tasks.translation import Translation
 from normlab.lab.training import timing as module
-from normlab.lab.training.replay import Probing
+from normlab.lab.training.probing import Probing
 from normlab.lab.training.timing import Seconds, measure, measure_side_by_side
 from normlab.lab.training.train import Run
 

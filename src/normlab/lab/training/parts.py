@@ -18,8 +18,9 @@ from normlab.diagnosis.probes import Record
 from normlab.lab.runs.manifest import recover
 from normlab.lab.training.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint, weights_state
 from normlab.lab.training.outcome import Row, outcome, why_stop
+from normlab.lab.training.probing import Probing
 from normlab.lab.training.progress import Phases
-from normlab.lab.training.replay import LATER, Probing, replay
+from normlab.lab.training.replay import LATER, replay
 from normlab.lab.training.weights import kept_steps
 from normlab.watching.fault import Fault
 from normlab.watching.meter import StepRecord
