@@ -15,8 +15,8 @@ from normlab.lab.runs.folder import RunFolder, Status
 from normlab.lab.runs.manifest import STATE, CheckpointError
 from normlab.lab.training.checkpoint import FORMAT, Checkpoint, open_checkpoint, save_checkpoint
 from normlab.lab.training.devices import Scaling
-from normlab.lab.training.parts import MetricRows
 from normlab.lab.training.progress import RunProgress, TrainingClock, mark
+from normlab.lab.training.recording import MetricRows
 from normlab.optim import ValDecay
 
 PLACE = Path("run/last")

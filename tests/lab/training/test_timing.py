@@ -13,8 +13,8 @@ from normlab.lab.tasks import translation
 from normlab.lab.tasks.translation import Translation
 from normlab.lab.training import timing as module
 from normlab.lab.training.probing import Probing
+from normlab.lab.training.run import Run
 from normlab.lab.training.timing import Seconds, measure, measure_side_by_side
-from normlab.lab.training.train import Run
 
 
 def ended(corpus, config) -> float:

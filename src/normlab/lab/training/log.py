@@ -29,12 +29,10 @@ from normlab.lab.recipes.grammar import describe
 from normlab.lab.runs.folder import Row, RunFolder
 from normlab.lab.tasks import TASKS
 from normlab.lab.training.devices import hardware
-from normlab.lab.training.parts import RunPart
+from normlab.lab.training.parts import RunContext, RunPart
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-    from normlab.lab.training.train import Run
 
 _TEXT: Final = ("tokenizers", "sentencepiece", "sacremoses", "sacrebleu")
 PACKAGES: Final = ("torch", "numpy", *_TEXT, "safetensors")
@@ -54,7 +52,7 @@ class Log(RunPart):
     The log names paths and the machine, so it stays where the run was made: ``tools/keep.py`` skips it.
     """
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: RunContext) -> None:
         self._folder, step = run.folder, run.progress.step
         begun = f"goes on from step {step:,}" if step else "starts"
         known = facts(run.folder, run.config, run.trainer.model, run.trainer.device)
@@ -164,7 +162,7 @@ class TensorBoard(RunPart):
 
     _writer: SummaryWriter | None = None
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: RunContext) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         step = run.progress.step

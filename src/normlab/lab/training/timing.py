@@ -29,7 +29,7 @@ from normlab.lab.tasks import TASKS
 from normlab.lab.tasks.task import Prepared
 from normlab.lab.training.devices import autocast, prepare_process
 from normlab.lab.training.jobs import usable_cores
-from normlab.lab.training.train import Run
+from normlab.lab.training.run import Run
 from normlab.lab.training.trainer import Trainer, load_task
 
 

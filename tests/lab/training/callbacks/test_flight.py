@@ -11,10 +11,11 @@ import torch
 from lab.training.tiny import tiny
 from normlab.lab.runs import RunFolder
 from normlab.lab.tasks.translation import Translation
-from normlab.lab.training import parts
+from normlab.lab.training import recording
 from normlab.lab.training import trainer as module
 from normlab.lab.training.replay import examine
-from normlab.lab.training.train import Run, train
+from normlab.lab.training.run import Run
+from normlab.lab.training.train import train
 from normlab.lab.training.trainer import Trainer
 from normlab.watching.fault import NOTHING
 from normlab.watching.recorder import RING, Trigger
@@ -173,7 +174,7 @@ def test_a_spike_that_training_recovers_from_is_a_note_and_costs_no_replay(
         sums = loss()
         return replace(sums, loss=sums.loss * 2) if 40 <= step < 48 else sums
 
-    monkeypatch.setattr(parts, "replay", pytest.fail)
+    monkeypatch.setattr(recording, "replay", pytest.fail)
     (report,) = flown(
         started(
             prepared,
@@ -246,7 +247,7 @@ def test_a_replay_that_fails_ends_no_training(prepared, tmp_path, monkeypatch):
 
     run = started(prepared, tmp_path)
     run.step()
-    monkeypatch.setattr(parts, "replay", broken)
+    monkeypatch.setattr(recording, "replay", broken)
     assert asked(run)["verdict"]["sentence"] == "the replay failed: RuntimeError: out of memory"
     run.step()
     assert run.progress.step == 2
