@@ -248,7 +248,8 @@ def test_no_pair_left(tmp_path):
     reason="needs Multi30k in $NORMLAB_DATA/multi30k",
 )
 def test_multi30k_is_prepared_in_seconds_and_padded_little(tmp_path):
-    from normlab.lab.data.batches import PairBatches, plan_shapes
+    from normlab.lab.data.batches import PairBatches
+    from normlab.lab.data.shapes import plan_shapes
 
     folder = Path(os.environ["NORMLAB_DATA"], "multi30k")
     sets = {"train": "train", "dev": "val", "test": "test2016"}

@@ -18,7 +18,7 @@ from torch import Tensor
 from normlab.base.model_config import derive
 from normlab.errors import UserError
 from normlab.lab.config import Config, DataConfig
-from normlab.lab.data.batches import TensorBatch, drop_words, permutation
+from normlab.lab.data.batches import TensorBatch
 from normlab.lab.data.builtin import generate
 from normlab.lab.data.corpus import (
     Encoded,
@@ -28,6 +28,7 @@ from normlab.lab.data.corpus import (
     prepare_folder,
     with_digest,
 )
+from normlab.lab.data.draws import drop_words, permutation
 from normlab.lab.data.files import AnyText, ShardTokens, apart, open_files
 from normlab.lab.data.ragged import Ints, Read, TokenArray, reader_of
 from normlab.lab.data.readings import TextReading, reading_of

@@ -15,7 +15,6 @@ from normlab.base.model_config import derive
 from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.lab.config import DataConfig
-from normlab.lab.data.batches import permutation, uniform
 from normlab.lab.data.corpus import (
     PreparedCorpus,
     count_facts,
@@ -24,6 +23,7 @@ from normlab.lab.data.corpus import (
     prepare_folder,
     with_digest,
 )
+from normlab.lab.data.draws import permutation, uniform
 from normlab.lab.data.plain import SPLITS
 from normlab.lab.data.ragged import Ints, Ragged, RaggedWriter, TokenArray, TokenPairs
 from normlab.lab.data.sources import Column, HubColumn, open_text

@@ -18,9 +18,10 @@ from normlab.base.units import count as number_of
 from normlab.base.units import perplexity
 from normlab.errors import UserError
 from normlab.lab.config import PARALLEL_TEXTS, Config, DecodeConfig
-from normlab.lab.data.batches import Batch, PairBatches, dev_batches, plan_shapes
+from normlab.lab.data.batches import Batch, PairBatches, dev_batches
 from normlab.lab.data.parallel import LONGEST_SENTENCE, Corpus, prepare, require_lengths
 from normlab.lab.data.ragged import Ragged, TokenPairs
+from normlab.lab.data.shapes import plan_shapes
 from normlab.lab.data.text import require_words
 from normlab.lab.data.tokenizer import UNK, Tokenizer
 from normlab.lab.tasks.scores import (

@@ -17,7 +17,7 @@ from normlab.base.model_config import derive
 from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.lab.config import Config
-from normlab.lab.data.batches import Prefetch
+from normlab.lab.data.prefetch import Prefetch
 from normlab.lab.tasks import TASKS
 from normlab.lab.tasks.task import LossSum, Task
 from normlab.lab.training.checkpoint import State
