@@ -19,7 +19,7 @@ from lab.training.tiny import tiny_bert, write_plain
 from normlab.errors import UserError
 from normlab.lab.config import DataConfig
 from normlab.lab.data.builtin import generate
-from normlab.lab.data.sentence_pairs import columns_of
+from normlab.lab.data.labelled import columns_of
 from normlab.lab.data.tokenizer import BOS, EOS, PAD
 from normlab.lab.runs import RunFolder
 from normlab.lab.tasks.classification import Classification, cut
