@@ -12,9 +12,10 @@ from cases import each
 from normlab.cli.options import load as configuration
 from normlab.errors import UserError
 from normlab.lab.config import DataConfig
+from normlab.lab.data.pretokenizer import Moses, PretokenizerChain, primary
 from normlab.lab.data.sources import open_lines
 from normlab.lab.data.tokenizer import BytePairs
-from normlab.lab.data.vocabulary import Moses, PretokenizerChain, primary, vocabulary
+from normlab.lab.data.vocabulary import vocabulary
 from normlab.lab.tasks.language_model import LanguageModel
 
 

@@ -11,8 +11,8 @@ import sentencepiece
 
 from cases import each
 from normlab.errors import UserError
+from normlab.lab.data.sentencepiece_model import SentencePieces
 from normlab.lab.data.tokenizer import BOS, EOS, PAD, UNK
-from normlab.lab.data.vocabulary import SentencePieces
 
 LINES = [
     "Ein Mann mit einem roten Hut.",
@@ -102,7 +102,7 @@ def test_too_small_a_vocabulary_says_what_is_needed(capfd):
 
 def test_training_is_the_same_in_every_process(pieces, tmp_path):
     program = (
-        "import sys; from normlab.lab.data.vocabulary import SentencePieces;"
+        "import sys; from normlab.lab.data.sentencepiece_model import SentencePieces;"
         f"SentencePieces.train({LINES * 5!r}, 60).save(sys.argv[1])"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "there.json")], check=True)

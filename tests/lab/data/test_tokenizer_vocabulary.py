@@ -12,8 +12,10 @@ import pytest
 from normlab.errors import UserError
 from normlab.lab.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig, run_id
 from normlab.lab.data.parallel import prepare
+from normlab.lab.data.pretokenizer import PretokenizerChain
+from normlab.lab.data.sentencepiece_model import SentencePieces
 from normlab.lab.data.tokenizer import BytePairs
-from normlab.lab.data.vocabulary import PretokenizerChain, SentencePieces, load, vocabulary
+from normlab.lab.data.vocabulary import load, vocabulary
 from normlab.lab.training.train import train
 from normlab.lab.training.translate import translate
 

@@ -14,7 +14,7 @@ from sacrebleu.significance import PairedTest, Result
 from normlab.base.io import validated
 from normlab.base.units import count, p_value
 from normlab.errors import UserError
-from normlab.lab.data.vocabulary import primary
+from normlab.lab.data.pretokenizer import primary
 
 Array = NDArray[np.float64]
 
