@@ -12,8 +12,9 @@ from normlab.errors import UserError
 from normlab.lab.config import DecodeConfig
 from normlab.lab.data.parallel import prepare
 from normlab.lab.data.ragged import Ragged
-from normlab.lab.tasks import translation as module
-from normlab.lab.tasks.translation import Translation, n_best_lines
+from normlab.lab.tasks import search as module
+from normlab.lab.tasks.search import n_best_lines
+from normlab.lab.tasks.translation import Translation
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,11 @@ from normlab.lab.data.parallel import prepare
 from normlab.lab.data.ragged import Ragged, TokenPairs
 from normlab.lab.data.text import Pairs
 from normlab.lab.data.tokenizer import BOS, EOS, PAD, UNK
-from normlab.lab.tasks import translation as module
+from normlab.lab.tasks import search as module
 from normlab.lab.tasks.scores import corpus_bleu
+from normlab.lab.tasks.search import Candidate, n_best_lines
 from normlab.lab.tasks.task import repeated_share
-from normlab.lab.tasks.translation import Candidate, Translation, n_best_lines
+from normlab.lab.tasks.translation import Translation
 
 CPU = torch.device("cpu")
 

@@ -21,8 +21,9 @@ from normlab.lab.data.tokenizer import EOS, Tokenizer
 from normlab.lab.data.vocabulary import load
 from normlab.lab.runs.folder import RunFolder
 from normlab.lab.tasks.language_model import LanguageModel
+from normlab.lab.tasks.search import Candidate, n_best_lines
 from normlab.lab.tasks.task import build_model, choice_of
-from normlab.lab.tasks.translation import Candidate, Translation, n_best_lines
+from normlab.lab.tasks.translation import Translation
 from normlab.lab.training.checkpoint import load_checkpoint
 from normlab.lab.training.devices import autocast, prepare_process
 from normlab.lab.training.weights import Weights, weights_of
