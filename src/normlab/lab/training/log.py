@@ -53,10 +53,11 @@ class Log(RunPart):
     """
 
     def on_start(self, run: RunContext) -> None:
-        self._folder, step = run.folder, run.progress.step
+        self._folder = run.folder
+        step = run.progress.step
         begun = f"goes on from step {step:,}" if step else "starts"
-        known = facts(run.folder, run.config, run.trainer.model, run.trainer.device)
-        self._write([f"=== {_now()} {run.folder.id()} {begun}", *known])
+        lines = facts(run.folder, run.config, run.trainer.model, run.trainer.device)
+        self._write([f"=== {_now()} {run.folder.id()} {begun}", *lines])
 
     def on_validation(self, row: Row) -> None:
         others = ("kind", "step", "seconds")
@@ -65,7 +66,9 @@ class Log(RunPart):
 
     def on_end(self) -> None:
         status = self._folder.status()
-        outcome = f"{o.state}: {o.evidence}" if (o := status.outcome) else "no outcome"
+        outcome = "no outcome"
+        if status.outcome:
+            outcome = f"{status.outcome.state}: {status.outcome.evidence}"
         stopped = f"; stopped because {status.stopped}" if status.stopped else ""
         self._write([f"=== {_now()} ended at step {status.step:,}, {outcome}{stopped}"])
 
@@ -89,10 +92,13 @@ def notice(folder: RunFolder, sentence: str) -> None:
 def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.device) -> list[str]:
     """Return the facts needed to repeat a run, one per line."""
     seeds, data = config.seeds, config.data
-    texts = {field: spec for field in TASKS[config.task].texts if (spec := getattr(data, field))}
-    packages = (*PACKAGES, *(["datasets"] if any(spec.startswith(HUB) for spec in texts.values()) else []))
+    fields = TASKS[config.task].texts
+    texts = {field: getattr(data, field) for field in fields if getattr(data, field)}
+    packages = list(PACKAGES)
+    if any(spec.startswith(HUB) for spec in texts.values()):
+        packages.append("datasets")
     variables = sorted(name for name in os.environ if name.startswith(VARIABLES))
-    known = {
+    described = {
         "repeat": folder.repeat_command(),
         "directory": str(Path.cwd()),
         "recipe": f"{config.recipe}: {describe(config)}",
@@ -107,13 +113,13 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
         "seeds": f"init {seeds.init}, data {seeds.data}, dropout {seeds.dropout}",
         "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
     }
-    known |= {field: _file(spec) for field, spec in texts.items()}
+    described |= {field: _file(spec) for field, spec in texts.items()}
     if data.tokenizer not in LEARNED:
-        known["tokenizer"] = _file(data.tokenizer)
+        described["tokenizer"] = _file(data.tokenizer)
     if not texts:
-        known["text"] = f"built-in {data.builtin}, {data.builtin_pairs:,} pairs, seed {data.builtin_seed}"
-    known |= {"data digest": data.digest, "config": to_json(config)}
-    return [f"{name}: {value}" for name, value in known.items() if value]
+        described["text"] = f"built-in {data.builtin}, {data.builtin_pairs:,} pairs, seed {data.builtin_seed}"
+    described |= {"data digest": data.digest, "config": to_json(config)}
+    return [f"{name}: {value}" for name, value in described.items() if value]
 
 
 def _file(spec: str) -> str:
