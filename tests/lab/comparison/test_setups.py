@@ -229,7 +229,7 @@ def test_code_that_changes_while_a_comparison_goes_on_is_not_trained_as_what_it_
     config = SetupGrid(requested(lrs=(3e-3,)), FILES).config("change.py", 3e-3, 1)
     change = Path("change.py")
     change.write_text(change.read_text().replace("ReLU", "Tanh"))
-    with pytest.raises(UserError, match=r"the code of change\.py has changed since the comparison began"):
+    with pytest.raises(UserError, match=r"change\.py has changed"):
         train_own(config, here, FILES)
 
 
@@ -241,7 +241,7 @@ def test_batches_that_their_seed_does_not_fix_are_refused(tmp_path):
         text.batches = text.batches[next(drawn) :]
         return replace(setup_of(seed, 8), batches=text)
 
-    with pytest.raises(UserError, match="one draws other batches each time from the same seed"):
+    with pytest.raises(UserError, match=r"^one draws other batches"):
         SetupGrid(CompareRequest(setup=("one", "two"), out=tmp_path), {"one": made, "two": made})
 
 

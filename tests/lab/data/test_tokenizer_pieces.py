@@ -90,9 +90,7 @@ def test_a_line_of_any_length_is_learned_from():
 
 
 def test_too_small_a_vocabulary_says_what_is_needed(capfd):
-    with pytest.raises(
-        ValueError, match=r"^vocab_size is 8, but the text's .* are 9 already; pass at least 9$"
-    ):
+    with pytest.raises(ValueError, match=r"^vocab_size is 8, .* least 9$"):
         SentencePieces.train(["abcd"], 8)
     assert SentencePieces.train(["abcd"] * 3, 9).vocab_size == 9
     with pytest.raises(ValueError, match=r"^no unigram model can be learned from this text"):

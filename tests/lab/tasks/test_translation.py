@@ -359,7 +359,7 @@ def test_prefixes_that_cannot_be_are_refused(searching):
     assert str(refusal.value) == (
         "the prefix 'a 漢' has characters that the run's vocabulary does not have; leave them out"
     )
-    with pytest.raises(ValueError, match=r"^11 lines but 2 prefixes; give one for each, '' for none$"):
+    with pytest.raises(ValueError, match=r"^11 lines but 2 prefixes"):
         n_best_lines(model, tokenizer, lines, decode, count=1, prefixes=["", "one"])
     allowed = torch.ones(tokenizer.vocab_size, dtype=torch.bool)
     allowed[tokenizer.encode(["one"])[0]] = False
@@ -369,9 +369,7 @@ def test_prefixes_that_cannot_be_are_refused(searching):
         "which never occurs on the target side of the training text, and target_vocab_mask rules out"
         in str(refusal.value)
     )
-    with pytest.raises(
-        ValueError, match=r"the longest prefix has \d{4} tokens, but an output has at most 1023"
-    ):
+    with pytest.raises(ValueError, match=r"prefix has \d{4} tokens, .* 1023"):
         n_best_lines(model, tokenizer, lines, decode, count=1, prefixes=["one " * 1200] * 11)
 
 

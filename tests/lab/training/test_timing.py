@@ -129,5 +129,5 @@ def test_a_device_that_is_not_there_is_told(text, tmp_path):
         pytest.skip("there is one")
     data, corpus = prepare(text, tmp_path / "data")
     config = tiny(data)
-    with pytest.raises(ValueError, match="the device cuda was asked for, and torch sees none"):
+    with pytest.raises(ValueError, match="device cuda"):
         measure(replace(config, machine=replace(config.machine, device="cuda")), corpus)

@@ -323,7 +323,7 @@ def test_a_finished_run_can_be_asked_and_keeps_all_else(text, tmp_path):
     after = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
     assert {p: after[p] for p in before} == before
     assert {p.name for p in after.keys() - before.keys()} == {"flight.json"}
-    with pytest.raises(ValueError, match=r"step is 13, and the run .* has made 12; give one from 1 to 12"):
+    with pytest.raises(ValueError, match=r"step is 13, .* from 1 to 12"):
         examine(folder.path, 13)
     shutil.rmtree(folder.last)
     folder.previous.rename(folder.last)
