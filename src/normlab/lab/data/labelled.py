@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -135,9 +136,8 @@ def _held_out(columns: _Columns) -> tuple[_Columns, _Columns]:
     return rows(order[:trained]), rows(order[trained:])
 
 
-def _fill(work: Path, *, rows: dict[str, _Columns], config: DataConfig) -> dict[str, Any]:
-    """Write the files of prepared pairs; return their manifest."""
-    labels = sorted(set(rows["train"]["label"]))
+def _require_labels(rows: dict[str, _Columns], labels: Sequence[str]) -> None:
+    """Raise UserError for a label that no training pair has, and if the training pairs have only one."""
     for name, split in rows.items():
         unknown = sorted(set(split["label"]) - set(labels))
         if unknown:
@@ -147,6 +147,12 @@ def _fill(work: Path, *, rows: dict[str, _Columns], config: DataConfig) -> dict[
             )
     if len(labels) < 2:
         raise UserError(f"all training pairs have the label {labels[0]!r}; give pairs of two labels or more")
+
+
+def _fill(work: Path, *, rows: dict[str, _Columns], config: DataConfig) -> dict[str, Any]:
+    """Write the files of prepared pairs; return their manifest."""
+    labels = sorted(set(rows["train"]["label"]))
+    _require_labels(rows, labels)
     tokenizer = vocabulary(config, rows["train"]["first"], rows["train"]["second"])
     tokenizer.save(work / "tokenizer.json")
     dtype = id_type(tokenizer.vocab_size)

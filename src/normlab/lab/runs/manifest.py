@@ -116,6 +116,19 @@ def read_state(folder: Path, *, run: str = "") -> dict[str, Any]:
 
     Raises CheckpointError, with what is wrong, otherwise.
     """
+    state, manifest = _parsed_state(folder)
+    if run and manifest.run and manifest.run != run:
+        raise CheckpointError(folder, f"{folder} belongs to the run {manifest.run}, and this is {run}")
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.name not in manifest.files:
+            raise CheckpointError(folder, f"{path} was added later: {STATE} does not name it")
+    for name, written in manifest.files.items():
+        _check(folder / name, written)
+    return state
+
+
+def _parsed_state(folder: Path) -> tuple[dict[str, Any], _Manifest]:
+    """Return a checkpoint's state as it was written, and its manifest."""
     path = folder / STATE
     if not path.exists():
         raise CheckpointError(folder, f"{path} is missing")
@@ -131,14 +144,7 @@ def read_state(folder: Path, *, run: str = "") -> dict[str, Any]:
         raise CheckpointError(folder, f"{path} is damaged ({error})") from error
     if manifest.state != _digest(state, entry):
         raise CheckpointError(folder, f"{path} was edited: it no longer has the SHA-256 of its manifest")
-    if run and manifest.run and manifest.run != run:
-        raise CheckpointError(folder, f"{folder} belongs to the run {manifest.run}, and this is {run}")
-    for path in sorted(folder.glob("*.safetensors")):
-        if path.name not in manifest.files:
-            raise CheckpointError(folder, f"{path} was added later: {STATE} does not name it")
-    for name, written in manifest.files.items():
-        _check(folder / name, written)
-    return state
+    return state, manifest
 
 
 def _new(folder: Path) -> Path:
