@@ -15,18 +15,24 @@ DOCUMENTS, LINES, SPAN = 40, 9, 30
 @pytest.fixture(scope="module")
 def documents():
     """Documents of lines of 1 to 12 tokens; every token occurs once, so that it tells where it is from."""
-    random, ids = np.random.default_rng(5), iter(range(10, 10**6))
-    sizes = random.integers(1, 13, (DOCUMENTS, LINES))
-    return [[[next(ids) for _ in range(n)] for n in document] for document in sizes]
+    sizes = np.random.default_rng(5).integers(1, 13, (DOCUMENTS, LINES))
+    texts, next_id = [], 10
+    for line_sizes in sizes.tolist():
+        document = []
+        for size in line_sizes:
+            document.append(list(range(next_id, next_id + size)))
+            next_id += size
+        texts.append(document)
+    return texts
 
 
 def stream(documents):
     """EOS, and then every line with EOS at its end; an empty line between documents."""
-    found = [EOS]
+    tokens = [EOS]
     for document in documents:
         for line in [*document, []]:
-            found += [*line, EOS]
-    return np.array(found)
+            tokens += [*line, EOS]
+    return np.array(tokens)
 
 
 @pytest.fixture(scope="module")
