@@ -102,8 +102,8 @@ def test_prepared_once_and_found_again(tmp_path):
     config = files_config(tmp_path)
     filled, corpus = prepare_text(config, tmp_path / "data")
     stamp = (corpus.folder / "tokenizer.json").stat().st_mtime_ns
-    again, found = prepare_text(replace(filled, block_len=7, max_len=9), tmp_path / "data")
-    assert (again.digest, found.folder) == (filled.digest, corpus.folder), "blocks are cut in training"
+    again, prepared = prepare_text(replace(filled, block_len=7, max_len=9), tmp_path / "data")
+    assert (again.digest, prepared.folder) == (filled.digest, corpus.folder), "blocks are cut in training"
     assert (corpus.folder / "tokenizer.json").stat().st_mtime_ns == stamp
     other = prepare_text(replace(config, vocab_size=50), tmp_path / "data")[1]
     assert other.folder != corpus.folder

@@ -81,11 +81,11 @@ def test_a_large_file_is_read_past_its_mapping_and_says_the_same(tmp_path_factor
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LARGE_BYTES", 1)
         large = Ragged.mapped(folder / "a")
-        found = large.padded(rows, 7)
+        padded_rows = large.padded(rows, 7)
         lengths = [part.tolist() for part, _ in TokenPairs(large, large).lengths_in_parts()]
     assert isinstance(large.bounds(0, 2).base, bytes), "read, not mapped"
     assert isinstance(large._read_tokens(0, 1).base, bytes) or not len(whole.tokens)
-    for one, other in zip(found, whole.padded(rows, 7), strict=True):
+    for one, other in zip(padded_rows, whole.padded(rows, 7), strict=True):
         assert one.dtype == other.dtype
         assert one.tolist() == other.tolist()
     assert lengths == [whole.lengths.tolist()]

@@ -94,8 +94,8 @@ def test_half_of_the_pairs_are_random_and_spread_over_all_other_documents(docume
 
 def test_a_document_of_one_line_is_cut_anywhere():
     lines = [[[10 * i + j for j in range(10)]] for i in range(1, 4)]
-    found = np.array([EOS] + [token for ((line),) in lines for token in [*line, EOS]])
-    spans = Spans.of(found, span_len=SPAN)
+    tokens = np.array([EOS] + [token for ((line),) in lines for token in [*line, EOS]])
+    spans = Spans.of(tokens, span_len=SPAN)
     assert len(spans) == 3
     cuts = {len(a) for seed in range(40) for a, _ in segments_of(spans.pairs(np.arange(3), seed))}
     assert cuts == set(range(1, 10))

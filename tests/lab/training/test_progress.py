@@ -43,20 +43,20 @@ def parts():
 
 def loaded(state):
     """The parts, after a checkpoint with this state."""
-    found = parts()
+    parts_after = parts()
     with Checkpoint(PLACE, state).loading():
-        for name, part in found.items():
+        for name, part in parts_after.items():
             part.load_state_dict(state.get(name, {}))
-    return found
+    return parts_after
 
 
 def test_a_state_reads_back():
-    found = loaded(STATE_OF)
-    assert found["progress"] == PROGRESS
-    assert found["scaling"].state_dict() == SCALE
-    ((lr, values),) = found["rows"].pending
+    read_back = loaded(STATE_OF)
+    assert read_back["progress"] == PROGRESS
+    assert read_back["scaling"].state_dict() == SCALE
+    ((lr, values),) = read_back["rows"].pending
     assert (lr, str(values.tolist())) == (1e-3, "[0.5, nan, 1.0]")
-    assert found["rows"].sizes == {"metrics.jsonl": 80}
+    assert read_back["rows"].sizes == {"metrics.jsonl": 80}
     assert loaded({"progress": {"step": 4}})["progress"] == RunProgress(4)
     assert Checkpoint(PLACE, {"average": {"steps": [4, 6]}}).averaged() == (4, 6)
 

@@ -84,9 +84,9 @@ def test_all_processes_measure_at_the_same_time_and_the_recipes_go_round(monkeyp
 def test_a_process_of_its_own_measures_and_refuses_as_a_run_does(text, tmp_path):
     data, _ = prepare(text, tmp_path / "data")
     config = tiny(data, steps=10)
-    found = measure_side_by_side([config], tmp_path, 1)
-    assert found.run > 10 * found.step > 0
-    assert 0 < found.start < 60
+    seconds = measure_side_by_side([config], tmp_path, 1)
+    assert seconds.run > 10 * seconds.step > 0
+    assert 0 < seconds.start < 60
     with pytest.raises(UserError, match="no device 'xpu'"):
         measure_side_by_side([replace(config, machine=replace(config.machine, device="xpu"))], tmp_path, 1)
 

@@ -35,11 +35,11 @@ def test_text(text):
 @pytest.mark.slow
 def test_a_run_folder_gives_the_translations_that_were_scored(run, test_text):
     source, references = test_text
-    found = translate(run.path, source)
-    assert found == run.outputs.read_text(encoding="utf-8").split("\n")[:-1]
-    assert len(set(found)) > 3, "it has learnt to tell sentences apart"
+    translations = translate(run.path, source)
+    assert translations == run.outputs.read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(set(translations)) > 3, "it has learnt to tell sentences apart"
     scores = read_json(run.scores)
-    expected = score(found, references)
+    expected = score(translations, references)
     assert (scores["bleu"], scores["chrf"]) == (expected.bleu, expected.chrf)
     assert scores["perplexity"] == pytest.approx(math.exp(scores["nll"]))
     assert 1 < scores["perplexity"] != scores["perplexity_smoothed"]
