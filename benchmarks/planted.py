@@ -30,7 +30,7 @@ from normlab.lab.runs import RunFolder
 from normlab.lab.tasks import TASKS
 from normlab.lab.training import replay, trainer
 from normlab.lab.training.devices import prepare_process
-from normlab.lab.training.train import Run
+from normlab.lab.training.run import Run
 from normlab.lab.training.trainer import AnyTask, Trainer
 from normlab.optim import build_optimizer
 from normlab.watching import fault as rules

@@ -24,7 +24,7 @@ from normlab.diagnosis import PRESETS, Record
 from normlab.lab.config import Config, DataConfig, MachineConfig, ModelConfig, TrainConfig
 from normlab.lab.tasks import TASKS
 from normlab.lab.training.devices import hardware, prepare_process
-from normlab.lab.training.replay import Probing
+from normlab.lab.training.probing import Probing
 from normlab.lab.training.trainer import Trainer
 from normlab.watching.meter import Meter
 

@@ -22,8 +22,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from normlab.lab.config import MachineConfig, ModelConfig, OptimConfig
-from normlab.lab.data.batches import Batch, PairBatches, plan_shapes
+from normlab.lab.data.batches import Batch, PairBatches
 from normlab.lab.data.ragged import Ragged, TokenPairs
+from normlab.lab.data.shapes import plan_shapes
 from normlab.lab.tasks.task import build_model, label_smoothed
 from normlab.lab.training.devices import autocast, hardware, prepare_process
 from normlab.nn import PAD, Seq2Seq

@@ -177,7 +177,13 @@ MUTATIONS = (
         {"(2 / (5 * weight.shape[1]))": "(2 / (4 * weight.shape[1]))"},
     ),
     Mutation(
-        "Muon on packed matrices as one", "optim/optimizer.py", {"tensor.split(rows[parameter])": "[tensor]"}
+        "Muon on packed matrices as one",
+        "optim/optimizer.py",
+        {
+            "parameter.split(rows[parameter])": "[parameter]",
+            "grad.split(rows[parameter])": "[grad]",
+            "momentum.split(rows[parameter])": "[momentum]",
+        },
     ),
     Mutation(
         "rates of the muP table inverted",

@@ -8,7 +8,7 @@ from cases import each
 from normlab.cli.main import main
 from normlab.lab.config import Config, DecodeConfig
 from normlab.lab.runs import RunFolder
-from normlab.lab.tasks.translation import Candidate
+from normlab.lab.tasks.search import Candidate
 from normlab.lab.training import translate as module
 from normlab.lab.training.checkpoint import save_checkpoint
 

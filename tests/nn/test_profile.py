@@ -198,9 +198,7 @@ def test_a_stack_with_another_placement_in_between_is_refused():
 def test_a_sublayer_that_does_not_run_is_named():
     net = OwnNetwork("admin")
     net.idle = wrap(nn.Linear(8, 8), "admin", next(stack_of(("ffn",), 1, 8)))
-    with pytest.raises(
-        ValueError, match=r"^the profiling pass did not run \['idle'\]; give it a batch that does$"
-    ):
+    with pytest.raises(ValueError, match=r"did not run \['idle'\]"):
         admin_(net, torch.randn(2, 3, 8))
     assert all((p == 1).all() for n, p in net.named_parameters() if n.endswith("omega"))
 

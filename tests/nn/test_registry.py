@@ -17,9 +17,7 @@ EVERY = [Norm.registry, Embedding.registry, Placement.registry, SCHEMES, SCHEDUL
 @each("registry", EVERY, ids=lambda registry: registry.kind)
 def test_a_name_is_taken_once_and_an_unknown_one_is_told(registry):
     name, variant = next(iter(registry.items()))
-    with pytest.raises(
-        ValueError, match=f"^the {registry.kind} name '{name}' is taken by {variant.__name__}$"
-    ):
+    with pytest.raises(ValueError, match=f"'{name}' is taken by {variant.__name__}$"):
         registry[name] = object()
     assert registry[name] is variant
     wrong = name[:-1]
@@ -32,12 +30,12 @@ def test_a_name_is_taken_once_and_an_unknown_one_is_told(registry):
 
 
 def test_a_class_whose_name_is_taken_is_refused():
-    with pytest.raises(ValueError, match=r"^the norm name 'layernorm' is taken by LayerNorm$"):
+    with pytest.raises(ValueError, match=r"'layernorm' is taken by LayerNorm$"):
 
         class AgainNorm(LayerNorm, name="layernorm"):
             pass
 
-    with pytest.raises(ValueError, match=r"^the embedding name 'plain' is taken by PlainEmbedding$"):
+    with pytest.raises(ValueError, match=r"'plain' is taken by PlainEmbedding$"):
 
         class AgainEmbedding(PlainEmbedding, name="plain"):
             pass

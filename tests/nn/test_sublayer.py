@@ -208,7 +208,7 @@ def test_a_stack_of_anybodys_branches(name):
 
 def test_a_stack_wants_a_branch_for_each_site():
     first = next(stack_of(("conv", "ffn"), 4, 16))
-    with pytest.raises(ValueError, match=r"^3 branches for 4 layers of 2 sublayers; give 8$"):
+    with pytest.raises(ValueError, match=r"^3 branches .* give 8$"):
         Stack.of([nn.Identity()] * 3, PreNorm, first)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from beams import beam_search
 from contracts.variants import CONFIG, VOCAB, perturbed
 from normlab.lab.config import DecodeConfig
-from normlab.lab.tasks.translation import n_best_lines
+from normlab.lab.tasks.search import n_best_lines
 from normlab.nn import Cache, Seq2Seq
 from normlab.nn.decode import FREE, LENGTH_PENALTIES, MAX_LEN, Bounds, Hypothesis, search
 from oracles import searches
@@ -232,7 +232,7 @@ def translated(model, lines, decode):
 
 @pytest.mark.parametrize("max_positions", [4096, 8])
 def test_lines_keep_their_order_and_empty_ones_stay_empty(max_positions, monkeypatch):
-    monkeypatch.setattr("normlab.lab.tasks.translation.SEARCH_POSITIONS", max_positions)
+    monkeypatch.setattr("normlab.lab.tasks.search.SEARCH_POSITIONS", max_positions)
     model = deepcopy(searcher()).train()
     lines = ["abc", "", "ihgfedcba", "   ", "d", "e", "ab"]
     decode_config = DecodeConfig(beam=2, max_len_ratio=1.0)

@@ -166,7 +166,7 @@ class DecodeConfig:
 
     beam: Size = 5
     """Beam width; 1 is greedy search."""
-    # 1,024 ** 100 is finite, and so is a quotient by the lowest temperature
+    # below 100: 1,024 ** 100 is finite, and so is a quotient by the lowest temperature
     length_penalty: Annotated[float, Ge(0), Lt(100)] = 1.0
     """The alpha of the length penalty; 0 sums log-probabilities."""
     max_len_ratio: Annotated[float, Ge(0), Lt(100)] = no_flag(1.5)
@@ -187,16 +187,19 @@ class DecodeConfig:
     """Seed of the samples."""
 
     def __post_init__(self) -> None:
-        drawn = ("temperature", "top_k", "top_p", "sample_seed")
-        idle = [f for f in dataclasses.fields(self) if f.name in drawn and getattr(self, f.name) != f.default]
-        if idle and not self.sample:
-            name, value = idle[0].name, getattr(self, idle[0].name)
-            raise UserError(
-                f"{name} is {value!r}, which affects only samples; add --sample "
-                f"(decode.sample in a configuration), or leave {name} at {idle[0].default!r}"
-            )
+        if self.sample:
+            return
+        for declared in dataclasses.fields(self):
+            name, value = declared.name, getattr(self, declared.name)
+            only_samples = name in ("temperature", "top_k", "top_p", "sample_seed")
+            if only_samples and value != declared.default:
+                raise UserError(
+                    f"{name} is {value!r}, which affects only samples; add --sample "
+                    f"(decode.sample in a configuration), or leave {name} at {declared.default!r}"
+                )
 
     def searching(self) -> DecodeConfig:
+        """Return the part that a search uses."""
         return DecodeConfig(
             self.beam, self.length_penalty, self.max_len_ratio, self.length_penalty_formula, self.min_length
         )
@@ -288,18 +291,18 @@ class Config:
 
 def numbers(config: Any) -> dict[str, Any]:
     """Return the part of a config that changes numbers, without fields that have their first default."""
-    kept: dict[str, Any] = {}
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if not changes_numbers(f):
+    changed: dict[str, Any] = {}
+    for declared in dataclasses.fields(config):
+        value = getattr(config, declared.name)
+        if not changes_numbers(declared):
             continue
         if dataclasses.is_dataclass(value):
             inner = numbers(value)
             if inner:
-                kept[f.name] = inner
-        elif value != f.metadata.get("introduced", f.default):
-            kept[f.name] = value
-    return kept
+                changed[declared.name] = inner
+        elif value != declared.metadata.get("introduced", declared.default):
+            changed[declared.name] = value
+    return changed
 
 
 def run_id(config: Config) -> str:
@@ -312,10 +315,11 @@ def run_id(config: Config) -> str:
             "train.precision is 'auto', so the run has no id yet; choose fp32 or bf16, or let "
             "normlab.lab.training.devices.resolved_precision(config) choose"
         )
-    parts = {*vars(config.model).values(), *vars(config.optim).values()} & REVISED.keys()
-    revised = {"revised": {name: REVISED[name] for name in parts}} if parts else {}
-    content = json.dumps({"semantics": SEMANTICS, **revised, **numbers(config)}, sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
+    content: dict[str, Any] = {"semantics": SEMANTICS, **numbers(config)}
+    revised = {*vars(config.model).values(), *vars(config.optim).values()} & REVISED.keys()
+    if revised:
+        content["revised"] = {name: REVISED[name] for name in revised}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def parallel_files(
@@ -326,6 +330,6 @@ def parallel_files(
     ``splits`` are the names of train, dev and test. The variable is filled in when the text is read, so that
     a run's ``config.json`` can be replayed on another machine.
     """
-    files = (f"$NORMLAB_DATA/{name}/{split}.{side}" for split in splits for side in (source, target))
+    files = [f"$NORMLAB_DATA/{name}/{split}.{language}" for split in splits for language in (source, target)]
     paths: dict[str, Any] = dict(zip(PARALLEL_TEXTS, files, strict=True))
     return replace(data, **paths)

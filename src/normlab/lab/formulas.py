@@ -18,11 +18,11 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 def readable(text: str) -> str:
     r"""Replace the formulas of a paragraph: ``\sqrt{d} \, x \leftarrow y`` becomes ``√d x ← y``."""
-    text = _MATH.sub(lambda match: _whole(iter(_TOKEN.findall(match[1]))), " ".join(text.split()))
+    text = _MATH.sub(lambda match: _formula(iter(_TOKEN.findall(match[1]))), " ".join(text.split()))
     return text.replace("`", "")
 
 
-def _whole(tokens: Iterator[str]) -> str:
+def _formula(tokens: Iterator[str]) -> str:
     """Return a formula up to its end, or to the brace that closes the group it is in."""
     parts: list[str] = []
     for token in tokens:
@@ -36,7 +36,7 @@ def _whole(tokens: Iterator[str]) -> str:
 def _rendered(token: str, rest: Iterator[str]) -> str:
     """Return a token as text, with what it takes from the ``rest``."""
     if token == "{":
-        return _whole(rest)
+        return _formula(rest)
     if token.startswith("\\"):
         return _command(token[1:], rest)
     if token not in "^_":

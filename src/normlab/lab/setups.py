@@ -36,6 +36,7 @@ from normlab.setups.step import plain_step
 FIRST: Final = 0
 """Index of the training batch that is examined."""
 MINI_BATCHES: Final = 4
+"""Number of small batches for studies that take many passes."""
 
 
 def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
@@ -46,7 +47,8 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
     FileNotFoundError if there are no such weights.
     """
     task = task_of(with_start(config, root), root, tokens)
-    optim, trained = task.config.optim, bool(task.config.train.init_digest)
+    optim = task.config.optim
+    trained = bool(task.config.train.init_digest)
     setup = _setup(task, task.build(), optim.lr, trained=trained)
     if trained:
         load_initial_weights(SingleProcess(setup.model), task)
@@ -68,19 +70,21 @@ def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> 
     """
     path = committed(checkpoint_of(folder, checkpoint))
     task = task_of(folder.config(), folder.path.parent, tokens)
-    config, model, optimizer = task.config, task.build(), None
+    config, model = task.config, task.build()
+    optimizer = None
     if (path / "optimizer.safetensors").exists():
         optimizer = build_optimizer(model, config.optim)
     progress = load_checkpoint(path, model, optimizer, run=folder.id()).progress()
-    step = f"step {progress.step:,}"
+    label = f"step {progress.step:,}"
+    which, name = label, f"step-{checkpoint}"
     if isinstance(checkpoint, str):
-        label, which, name = f"{checkpoint}, {step}", f"{checkpoint} checkpoint", checkpoint
-    else:
-        label, which, name = step, step, f"step-{checkpoint}"
+        label, which, name = f"{checkpoint}, {label}", f"{checkpoint} checkpoint", checkpoint
     facts = {"run": folder.path.name, "checkpoint": label, **_facts(task)}
-    if not (lr := progress.learning_rate(config, ahead=1)):
+    lr = progress.learning_rate(config, ahead=1)
+    if not lr:
         lr = config.optim.lr
         facts["learning rate"] = f"0 by now, so that the peak of {rate(lr)} is examined"
+    # The rate is that of one step, so nothing schedules it.
     setup = replace(_setup(task, model, lr, trained=progress.step > 0), scheduler=None)
     if optimizer is not None:
         setup = replace(setup, optimizer=set_rate(optimizer, lr))
@@ -93,11 +97,18 @@ def checkpoints(folder: RunFolder, names: Sequence[str] = (), step: int | None =
     ``best`` if it is from another step, if they exist. Raises UserError for a run of an unknown recipe.
     """
     require_known(folder.config())
-    if names or step is not None:
-        return [*names, *([] if step is None else [step])]
+    chosen: list[str | int] = [*names]
+    if step is not None:
+        chosen.append(step)
+    if chosen:
+        return chosen
+    if has_checkpoint(folder.last):
+        chosen.append("last")
     status = folder.status()
-    there = [name for name in ("last", "best") if has_checkpoint(getattr(folder, name))]
-    return [*there[: 1 if status.step == status.best_step else 2]] or ["last"]
+    same_weights = bool(chosen) and status.step == status.best_step
+    if has_checkpoint(folder.best) and not same_weights:
+        chosen.append("best")
+    return chosen or ["last"]  # whose error says what there is
 
 
 def _title_of(config: Config) -> str:
@@ -107,10 +118,10 @@ def _title_of(config: Config) -> str:
 
 
 def _facts(task: AnyTask) -> dict[str, str]:
-    micro = task.batch(FIRST)
+    batch = task.batch(FIRST)
     return {
         "recipe": describe(task.config),
-        "tokens": f"{micro.tokens:,} predicted in {micro.padded_tokens:,} positions",
+        "tokens": f"{batch.tokens:,} predicted in {batch.padded_tokens:,} positions",
     }
 
 
@@ -145,8 +156,9 @@ def _setup(task: AnyTask, model: nn.Module, lr: float, *, trained: bool) -> Setu
     state = ScheduleState(optim, config.train.steps)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        own = batch.recounted() if hasattr(batch, "recounted") else batch
-        return task.loss(model, own).loss / own.tokens
+        # An instrument may have cut or changed the batch since its tokens were counted.
+        counted = batch.recounted() if hasattr(batch, "recounted") else batch
+        return task.loss(model, counted).loss / counted.tokens
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return set_rate(build_optimizer(model, optim), lr)
@@ -155,16 +167,18 @@ def _setup(task: AnyTask, model: nn.Module, lr: float, *, trained: bool) -> Setu
         return LambdaLR(optimizer, lambda step: schedule_factor(step + 1, state))
 
     def clip(model: nn.Module) -> None:
+        if not optim.max_grad_norm:
+            return
         parameters = list(model.parameters())
-        for own in clipped_together(model, optim) if optim.max_grad_norm else ():
-            nn.utils.clip_grad_norm_([parameters[i] for i in own], optim.max_grad_norm)
+        for indices in clipped_together(model, optim):
+            nn.utils.clip_grad_norm_([parameters[i] for i in indices], optim.max_grad_norm)
 
     def make() -> nn.Module:
         seeds = replace(config.seeds, init=draw_seed())
         with torch.device(task.device):  # the start may need a pass on real numbers, not on meta
-            made = type(task)(replace(config, seeds=seeds), task.corpus, task.device).build()
+            fresh = type(task)(replace(config, seeds=seeds), task.corpus, task.device).build()
         default = torch.get_default_device()
-        return made.to(default) if default.type == "meta" else made
+        return fresh.to(default) if default.type == "meta" else fresh
 
     return Setup(
         model,

@@ -58,21 +58,31 @@ def resized(model: ModelConfig, axis: Axis, size: int, base: int) -> ModelConfig
     wider; if ``head_dim`` fixes their width, there are more of them.
     """
     if axis == "depth":
-        layers: dict[str, Any] = {
-            name: size for name in ("encoder_layers", "decoder_layers") if getattr(model, name)
-        }
+        stacks = [name for name in ("encoder_layers", "decoder_layers") if getattr(model, name)]
+        layers: dict[str, Any] = dict.fromkeys(stacks, size)
         return replace(model, **layers, base_layers=model.base_layers or base)
-    heads = {name: getattr(model, name) * size for name in ("heads", "kv_heads") if model.head_dim}
-    if any(number % model.dim for number in heads.values()):
-        step = math.lcm(*(model.dim // math.gcd(model.dim, number // size) for number in heads.values()))
-        raise UserError(
-            f"width {size} holds no whole number of heads, and of kv_heads, of {model.head_dim} each; give "
-            f"multiples of {step}, or leave out --head-dim, so that heads become wider"
-        )
+    heads: dict[str, Any] = {}
+    if model.head_dim:
+        heads = _heads_in_width(model, size)
     return replace(
         model,
         dim=size,
         ffn_dim=max(model.ffn_dim * size // model.dim, 1),
         base_dim=model.base_dim or base,
-        **{name: number // model.dim for name, number in heads.items()},
+        **heads,
     )
+
+
+def _heads_in_width(model: ModelConfig, width: int) -> dict[str, Any]:
+    """Return the numbers of heads of a fixed width that fill another width as they fill the model's.
+
+    Raises UserError unless they are whole numbers, with the widths at which they are.
+    """
+    heads = {"heads": model.heads, "kv_heads": model.kv_heads}
+    if any(number * width % model.dim for number in heads.values()):
+        step = math.lcm(*(model.dim // math.gcd(model.dim, number) for number in heads.values()))
+        raise UserError(
+            f"width {width} holds no whole number of heads, and of kv_heads, of {model.head_dim} each; give "
+            f"multiples of {step}, or leave out --head-dim, so that heads become wider"
+        )
+    return {name: number * width // model.dim for name, number in heads.items()}

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Final, TypeAlias
 
 from torch import Tensor
 
 from normlab.checks.declared import FILE, Place, read_places
-from normlab.diagnosis import Structure
+from normlab.diagnosis import StackView, Structure
 from normlab.errors import UserError
 from normlab.lab.config import Config, ModelConfig
 from normlab.lab.recipes.grammar import MODELS, resolve
 from normlab.lab.tasks.task import build_model
 from normlab.nn import Branch, TokenModel
-from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER
+from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER
 from normlab.nn.sublayer import Sublayer
 from normlab.setups.setup import Setup
 from normlab.trace.starts import Start
+
+_Key: TypeAlias = tuple[str, int | None, str]
+"""A matrix by its stack, the index of its sublayer there, and its role."""
+_EMBEDDING: Final[_Key] = ("", 0, "embedding")
 
 
 def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
@@ -31,74 +37,109 @@ def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
             f"{recipe!r} declares nothing: it is neither a file nor a recipe that is defined: {error}"
         ) from error
     structure, places = read_places(setup, stream=True)
-    sizes, stacks, table = _sizes(structure, places)
-    config = resolve(recipe, replace(Config(), model=sizes)).model
+    sizes = _read_sizes(structure, places)
+    config = resolve(recipe, replace(Config(), model=sizes.config)).model
     kind = MODELS[bool(config.encoder_layers), bool(config.decoder_layers)]
-    drawn = dict(_draws(build_model(kind, config, max(table.shape), 0)))
-    keys = [(p, (stacks[p.stack], p.index, p.part.kind)) for p in places if p.matrix and p.stack]
-    return tuple(
-        Start(p.path, std=size, entries=n, part=p.part)
-        for p, key in [*keys, (table, ("", 0, "embedding"))]
-        if key in drawn
-        for size, n in [drawn[key]]
-    )
+    draws = _draws(build_model(kind, config, max(sizes.table.shape), 0))
+    keys: list[tuple[Place, _Key]] = []
+    for place in places:
+        if place.matrix and place.stack:
+            keys.append((place, (sizes.stacks[place.stack], place.index, place.part.kind)))
+    keys.append((sizes.table, _EMBEDDING))
+    starts = []
+    for place, key in keys:
+        if key in draws:
+            std, entries = draws[key]
+            starts.append(Start(place.path, std=std, entries=entries, part=place.part))
+    return tuple(starts)
 
 
-def _draws(model: TokenModel) -> Iterator[tuple[tuple[str, int | None, str], tuple[float, int]]]:
-    """Yield size and number of entries of each matrix of one of our models, by stack, sublayer and role."""
-    for m in model.modules():
-        if isinstance(m, Sublayer) and isinstance(f := m.f, Branch):
-            for name, weight in f.matrices().items():
-                yield (m.site.stack, m.site.index, name), _size(weight)
-    yield ("", 0, "embedding"), _size(model.embedding.vectors())
+def _draws(model: TokenModel) -> dict[_Key, tuple[float, int]]:
+    """Return the size of the entries of each matrix of one of our models, and their number."""
+    draws: dict[_Key, tuple[float, int]] = {}
+    for sublayer in model.modules():
+        if not isinstance(sublayer, Sublayer) or not isinstance(sublayer.f, Branch):
+            continue
+        for role, weight in sublayer.f.matrices().items():
+            draws[sublayer.site.stack, sublayer.site.index, role] = _draw_of(weight)
+    draws[_EMBEDDING] = _draw_of(model.embedding.vectors())
+    return draws
 
 
-def _size(x: Tensor) -> tuple[float, int]:
-    return x.detach().double().square().mean().sqrt().item(), x.numel()
+def _draw_of(weight: Tensor) -> tuple[float, int]:
+    """Return the root mean square of the entries and their number."""
+    return weight.detach().double().square().mean().sqrt().item(), weight.numel()
 
 
-def _sizes(structure: Structure, places: Sequence[Place]) -> tuple[ModelConfig, dict[str, str], Place]:
-    """Return the widths and layers of any model, from its residual streams and the shapes of its matrices;
-    our name of each stack, where a single one is a decoder; and the largest table of embeddings.
+@dataclass(frozen=True)
+class _Sizes:
+    """The layers and widths of any model, read from its residual streams and the shapes of its matrices."""
 
-    Keys and values get one head, which changes no shape.
-    """
-    tables = [p for p in places if p.part.kind == "embedding" and p.matrix]
+    config: ModelConfig
+    """Keys and values get one head, which changes no shape."""
+    stacks: Mapping[str, str]
+    """Our name of each stack; a single one is a decoder."""
+    table: Place
+    """The largest table of embeddings."""
+
+
+def _read_sizes(structure: Structure, places: Sequence[Place]) -> _Sizes:
+    tables = [place for place in places if place.part.kind == "embedding" and place.matrix]
     if not tables:
         raise UserError(f"the model has no embedding matrix, whose rows are the vocabulary; {FILE}")
-    table = max(tables, key=lambda p: max(p.shape))
-    dim, every = min(table.shape), sum(s.sublayers[-1].layer + 1 for s in structure.stacks)
-
-    def width(role: str) -> int:
-        shapes = [p.shape for p in places if p.matrix and p.stack and p.part.kind == role]
-        widths = {shape[shape[0] == dim] for shape in shapes if len(shape) == 2 and dim in shape}
-        if len(widths) != 1 or len(shapes) < every:
-            raise UserError(
-                f"the model shows no {role} matrices of one width beside the stream's {dim}, but "
-                f"{', '.join(sorted({'×'.join(map(str, s)) for s in shapes})) or 'none'}; {FILE}"
-            )
-        return widths.pop()
-
-    query, key = width("query"), width("key")
-    names = ["decoder"] if len(structure.stacks) == 1 else ["encoder", "decoder"]
-    wanted = {"encoder": ENCODER_LAYER, "decoder": DECODER_LAYER if len(names) == 2 else ENCODER_LAYER}
-    stacks = dict(zip((s.name for s in structure.stacks), names, strict=False))
-    layers = dict.fromkeys(wanted, 0)
-    for stack in structure.stacks:
-        own, name = stack.sublayers[-1].layer + 1, stacks.get(stack.name)
-        if name is None or len(stack.sublayers) != own * len(wanted[name]):
-            raise UserError(
-                f"the {len(stack.sublayers)} sublayers in {own} layers of {stack.name!r} are not "
-                f"those of an encoder, a decoder or both; {FILE}"
-            )
-        layers[name] = own
+    table = max(tables, key=lambda place: max(place.shape))
+    dim = min(table.shape)
+    layers_in_all = sum(_layers_in(stack) for stack in structure.stacks)
+    query = _width("query", places, dim, layers_in_all)
+    key = _width("key", places, dim, layers_in_all)
+    stacks, layers = _read_stacks(structure)
     config = replace(
         Config().model,
         dim=dim,
-        ffn_dim=width("ffn_out"),
+        ffn_dim=_width("ffn_out", places, dim, layers_in_all),
         heads=query // key if query % key == 0 else 1,
         kv_heads=1,
         encoder_layers=layers["encoder"],
         decoder_layers=layers["decoder"],
     )
-    return config, stacks, table
+    return _Sizes(config, stacks, table)
+
+
+def _width(role: str, places: Sequence[Place], dim: int, layers: int) -> int:
+    """Return the width beside the stream's that all matrices of a role share, at least one in each layer."""
+    shapes = [p.shape for p in places if p.matrix and p.stack and p.part.kind == role]
+    widths: set[int] = set()
+    for shape in shapes:
+        if len(shape) == 2 and dim in shape:
+            rows, columns = shape
+            widths.add(columns if rows == dim else rows)
+    if len(widths) != 1 or len(shapes) < layers:
+        seen = sorted({"×".join(map(str, shape)) for shape in shapes})
+        raise UserError(
+            f"the model shows no {role} matrices of one width beside the stream's {dim}, but "
+            f"{', '.join(seen) or 'none'}; {FILE}"
+        )
+    return widths.pop()
+
+
+def _read_stacks(structure: Structure) -> tuple[dict[str, str], dict[str, int]]:
+    """Return our name of each stack, and the number of layers under each of our names."""
+    alone = len(structure.stacks) == 1
+    names = ("decoder",) if alone else ("encoder", "decoder")
+    sublayers = {"encoder": len(ENCODER_LAYER), "decoder": len(LANGUAGE_LAYER if alone else DECODER_LAYER)}
+    stacks: dict[str, str] = {}
+    layers = dict.fromkeys(sublayers, 0)
+    for stack, name in zip_longest(structure.stacks, names[: len(structure.stacks)]):
+        count = _layers_in(stack)
+        if name is None or len(stack.sublayers) != count * sublayers[name]:
+            raise UserError(
+                f"the {len(stack.sublayers)} sublayers in {count} layers of {stack.name!r} are not "
+                f"those of an encoder, a decoder or both; {FILE}"
+            )
+        stacks[stack.name] = name
+        layers[name] = count
+    return stacks, layers
+
+
+def _layers_in(stack: StackView) -> int:
+    return stack.sublayers[-1].layer + 1

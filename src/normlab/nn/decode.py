@@ -130,15 +130,15 @@ class _Continuations(ABC):
         """Return the finished outputs; there are none if the model diverged and no score is finite."""
 
     def drop_ended(self) -> Tensor | None:
-        """Drop ended sentences once they are a quarter of the batch; return the kept rows, or None."""
+        """Drop ended sentences once they are a quarter of the batch; return the rows that stay, or None."""
         self.ended |= ~self.scores.isfinite().any(1)
         if 4 * int(self.ended.sum()) < len(self.ended):
             return None
-        kept = (~self.ended).nonzero().squeeze(1)
-        self.rows, self.tokens, self.scores = self.rows[kept], self.tokens[kept], self.scores[kept]
-        self.ended = self.ended[kept]
-        self.cache.keep(kept)
-        return kept
+        unfinished = (~self.ended).nonzero().squeeze(1)
+        self.rows, self.tokens = self.rows[unfinished], self.tokens[unfinished]
+        self.scores, self.ended = self.scores[unfinished], self.ended[unfinished]
+        self.cache.keep(unfinished)
+        return unfinished
 
 
 @torch.inference_mode()
@@ -157,9 +157,9 @@ def decode(
         hidden = model.decode_step(search.tokens[:, :, -1], memory, mask, search.cache)
         logits = model.logits(hidden).float()
         search.advance(bounds.log_p(logits, search.length, limits, search.rows))
-        kept = search.drop_ended()
-        if kept is not None:
-            memory, mask = memory[kept], mask[kept]
+        unfinished = search.drop_ended()
+        if unfinished is not None:
+            memory, mask = memory[unfinished], mask[unfinished]
     return search.results()
 
 
@@ -193,11 +193,12 @@ class _Beams(_Continuations):
         super().__init__(limits, width)
         self.penalty = penalty
         self.finished: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
-        self.scores[:, 1:] = float("-inf")
+        self.scores[:, 1:] = float("-inf")  # all beams begin alike, so only one of them counts
 
     def advance(self, log_p: Tensor) -> None:
         vocab = log_p.shape[-1]
         total = log_p.add_(self.scores[:, :, None]).flatten(1)
+        # Twice as many as needed: K of them may end here, and K others go on.
         scores, flat = total.topk(2 * self.width, dim=1)
         parents, words = flat // vocab, flat % vocab
         self._collect(scores, parents, words)
@@ -281,11 +282,14 @@ class _Samples(_Continuations):
         super().__init__(limits, len(seeds[0]))
         self.choose = choose
         self.finished: list[dict[int, Hypothesis]] = [{} for _ in range(len(limits))]
-        self.uniform = torch.stack(
-            [torch.stack([_uniform(int(limits.max()), seed) for seed in row]) for row in seeds]
-        ).to(limits.device)
+        longest = int(limits.max())
+        draws = [torch.stack([_uniform(longest, seed) for seed in row]) for row in seeds]
+        self.uniform = torch.stack(draws).to(limits.device)
+        """The draw of each token of each sample, `[B, K, longest]`."""
 
     def advance(self, log_p: Tensor) -> None:
+        # A token is drawn by where a uniform number falls among the cumulative shares; float64, or many
+        # small shares would add up to less than they are.
         shares = torch.softmax(self.choose(log_p.double()), -1).cumsum(-1)
         point = self.uniform[self.rows, :, self.length - 1, None] * shares[..., -1:]
         words = torch.searchsorted(shares, point, right=True).clamp(max=log_p.shape[-1] - 1)

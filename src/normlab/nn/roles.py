@@ -46,34 +46,34 @@ def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
 
     A shared parameter has the role of its first name. Raises UserError for a class that names another role.
     """
-    roles = dict[str, str]()
-    in_block, rows = set[int](), dict[int, tuple[int, ...]]()
-    for path, module in model.named_modules():
+    declared: dict[str, str] = {}
+    in_block: set[int] = set()
+    rows: dict[int, tuple[int, ...]] = {}
+    for path, module in model.named_modules():  # outer modules first
         for name, role in _declared(module):
-            roles.setdefault(f"{path}.{name}".lstrip("."), role)
-        if isinstance(module, Sublayer):
-            in_block |= {id(p) for p in module.parameters()}
-            if isinstance(module.f, Branch):
-                for name, matrices in module.f.packs.items():
-                    rows[id(getattr(module.f, name).weight)] = tuple(matrices.values())
-    return {
-        name: ParameterRole(
-            roles.get(name) or ("hidden" if p.dim() > 1 else "scalar"),
-            id(p) in in_block,
-            rows.get(id(p), tuple(p.shape[:1])),
-        )
-        for name, p in model.named_parameters()
-    }
+            declared.setdefault(f"{path}.{name}".lstrip("."), role)
+        if not isinstance(module, Sublayer):
+            continue
+        in_block |= {id(p) for p in module.parameters()}
+        if isinstance(module.f, Branch):
+            for name, matrices in module.f.packs.items():
+                rows[id(getattr(module.f, name).weight)] = tuple(matrices.values())
+    roles: dict[str, ParameterRole] = {}
+    for name, p in model.named_parameters():
+        role = declared.get(name) or ("hidden" if p.dim() > 1 else "scalar")
+        roles[name] = ParameterRole(role, id(p) in in_block, rows.get(id(p), tuple(p.shape[:1])))
+    return roles
 
 
 def _declared(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Yield the paths below a module whose roles its class declares, with the roles."""
-    own = getattr(type(module), "parameter_roles", None)
-    if own is None:
-        own = next((roles for kind, roles in _OF_TORCH.items() if isinstance(module, kind)), dict[str, str]())
-    if isinstance(own, str):
-        own = {name: own for name, _ in module.named_parameters(recurse=False)}
-    for name, role in own.items():
+    declared = getattr(type(module), "parameter_roles", None)
+    if declared is None:
+        of_kind = (roles for kind, roles in _OF_TORCH.items() if isinstance(module, kind))
+        declared = next(of_kind, dict[str, str]())
+    if isinstance(declared, str):
+        declared = {name: declared for name, _ in module.named_parameters(recurse=False)}
+    for name, role in declared.items():
         if role not in ROLES:
             raise UserError(
                 f"{type(module).__name__}.parameter_roles has the role {role!r}{nearest(role, ROLES)}"

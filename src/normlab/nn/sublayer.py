@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normlab.base.model_config import ModelConfig
 from normlab.errors import UserError
-from normlab.nn.context import Context
+from normlab.nn.context import Cache, Context
 from normlab.nn.kernels import ops
 from normlab.nn.kernels.ops import Dropout
 from normlab.nn.norm import Norm
@@ -136,23 +136,18 @@ class Attention(Branch):
         self.head_gain = HEAD_GAINS["noheadgain"](self.heads)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        projected, gate = self.q(x) if self.from_memory else self.qkv(x), None
+        projected = self.q(x) if self.from_memory else self.qkv(x)
+        gate = None
         if self.gates:
             projected, gate = projected.split([projected.shape[2] - self.gates, self.gates], dim=2)
-        q, k, v = (self._from_memory if self.from_memory else self._from_self)(projected, context)
-        mask = self._mask(context)
-        causal = self.causal and mask is None
+        if self.from_memory:
+            q, k, v = self._from_memory(projected, context)
+        else:
+            q, k, v = self._from_self(projected, context)
         cache = context.cache if self.causal else None
         if cache is not None:
             k, v = cache.extend(self, k, v)
-        if cache is not None and not cache.in_prompt:
-            mask, causal = cache.mask, False
-            if self.window:
-                latest = cache.latest(self.window)
-                mask = latest if mask is None else mask & latest
-        elif 0 < self.window < q.shape[2]:
-            near = _sliding(q.shape[2], self.window, q.device)
-            mask, causal = near if mask is None else mask & near, False
+        mask, causal = self._visible(q.shape[2], q.device, context)
         p = self.p if self.training else 0.0
         y = ops.attention(q, k, v, mask=mask, causal=causal, p=p, scale=self.scale)
         y = self.head_gain(y)
@@ -160,6 +155,27 @@ class Attention(Branch):
             y = y * torch.sigmoid(gate).unflatten(2, (self.heads, -1)).transpose(1, 2)
         y = y.transpose(1, 2).flatten(2)
         return self.dropout(scaled(self.out(self.inner_norm(y)), self.factor))
+
+    def _visible(self, queries: int, device: torch.device, context: Context) -> tuple[Tensor | None, bool]:
+        """Return the mask of the positions that each query sees, None for all, and whether it sees none after
+        its own, which a kernel can do without a mask.
+        """
+        cache = context.cache if self.causal else None
+        if cache is not None and not cache.in_prompt:
+            return self._visible_in(cache), False
+        mask = self._mask(context)
+        if 0 < self.window < queries:
+            near = _sliding(queries, self.window, device)
+            return (near if mask is None else mask & near), False
+        return mask, self.causal and mask is None
+
+    def _visible_in(self, cache: Cache) -> Tensor | None:
+        """Return the mask of a decoding step: the cache's, within the window."""
+        mask = cache.mask
+        if not self.window:
+            return mask
+        latest = cache.latest(self.window)
+        return latest if mask is None else mask & latest
 
     def _split(self, projected: Tensor, *heads: int) -> Iterator[Tensor]:
         """Split `[B, T, sum of heads x w]` into a tensor `[B, H, T, w]` for each number of heads."""
@@ -179,13 +195,15 @@ class Attention(Branch):
         return q, k, self.qk_norm.values(v)
 
     def _from_memory(self, projected: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        (q,), cache = self._split(projected, self.heads), context.cache
+        (q,) = self._split(projected, self.heads)
+        cache = context.cache
         if cache is not None and self in cache.memory:
             return self.qk_norm.queries(q), *cache.memory[self]
         if context.memory is None:
             raise UserError("attention to the memory needs context.memory; pass the encoder's output")
         k, v = self._split(self.kv(context.memory), self.kv_heads, self.kv_heads)
-        (q, k), v = self.qk_norm(q, k), self.qk_norm.values(v)
+        q, k = self.qk_norm(q, k)
+        v = self.qk_norm.values(v)
         if cache is not None:  # each step reads them, and a product of strided matrices copies them first
             cache.memory[self] = (k.contiguous(), v.contiguous())
         return q, k, v
@@ -308,11 +326,13 @@ def shards(model: nn.Module) -> list[list[nn.Module]]:
     units: list[list[nn.Module]] = []
     unit_of: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
-        if isinstance(module, Sublayer):
-            alone: list[nn.Module] = []
-            unit = next((unit_of[p] for p in module.parameters() if p in unit_of), alone)
-            if unit is alone:
-                units.append(unit)
-            unit.append(module)
-            unit_of.update(dict.fromkeys(module.parameters(), unit))
+        if not isinstance(module, Sublayer):
+            continue
+        unit = next((unit_of[p] for p in module.parameters() if p in unit_of), None)
+        if unit is None:
+            unit = list[nn.Module]()
+            units.append(unit)
+        unit.append(module)
+        for p in module.parameters():
+            unit_of[p] = unit
     return units

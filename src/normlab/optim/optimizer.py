@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import chain, count
+from itertools import count
 from typing import Any
 
 import torch
@@ -88,11 +88,17 @@ def radam(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Op
     optimizer = radam_sgd(parameters, lr, config)
     rates: list[Tensor] = []
 
+    def steps_of(group: dict[str, Any]) -> Any:
+        for p in group["params"]:
+            state = optimizer.state.get(p)
+            if state:
+                return state["step"]
+        return 0
+
     def hold(*_: object) -> None:
         for group in optimizer.param_groups:
-            steps = next((s["step"] for p in group["params"] if (s := optimizer.state.get(p))), 0)
             rates.append(group["lr"])
-            group["lr"] = group["lr"] * (steps >= held_steps)
+            group["lr"] = group["lr"] * (steps_of(group) >= held_steps)
 
     def release(*_: object) -> None:
         for group in reversed(optimizer.param_groups):
@@ -126,13 +132,13 @@ class _MuonOfMatrices(torch.optim.Muon):
     """Muon on each matrix that a parameter packs; its state has the parameter's shape."""
 
     def _init_group(self, group: Any, params_with_grad: Any, grads: Any, muon_momentum_bufs: Any) -> bool:
-        whole: tuple[list[Tensor], ...] = ([], [], [])
-        is_complex = super()._init_group(group, *whole)
+        packed: tuple[list[Tensor], ...] = ([], [], [])
+        is_complex = super()._init_group(group, *packed)
         rows = dict(zip(group["params"], group["rows"], strict=True))
-        for parameter, *others in zip(*whole, strict=True):
-            views_of = (params_with_grad, grads, muon_momentum_bufs)
-            for views, tensor in zip(views_of, (parameter, *others), strict=True):
-                views += tensor.split(rows[parameter])
+        for parameter, grad, momentum in zip(*packed, strict=True):
+            params_with_grad += parameter.split(rows[parameter])
+            grads += grad.split(rows[parameter])
+            muon_momentum_bufs += momentum.split(rows[parameter])
         return is_complex
 
 
@@ -141,18 +147,18 @@ def _muon(parameters: Groups, lr: Tensor, config: OptimConfig, adjust: str) -> t
     matrices, others = Groups(), Groups()
     for group in parameters:
         if group["role"] == "hidden" and all(p.dim() == 2 for p in group["params"]):
-            kept = {k: v for k, v in group.items() if k not in ("betas", "eps")}
-            matrices.append({**kept, "lr": group["lr"].cpu(), "use_muon": True})
+            options = {name: value for name, value in group.items() if name not in ("betas", "eps")}
+            matrices.append({**options, "lr": group["lr"].cpu(), "use_muon": True})
         else:
             others.append(group)
-    made = list[torch.optim.Optimizer]()
+    optimizers: list[torch.optim.Optimizer] = []
     if matrices:
         rate: Any = lr.cpu()  # a number on the CPU, which no step has to wait for
         momentum = config.momentum or 0.95
-        made.append(_MuonOfMatrices(matrices, rate, config.weight_decay, momentum, adjust_lr_fn=adjust))
+        optimizers.append(_MuonOfMatrices(matrices, rate, config.weight_decay, momentum, adjust_lr_fn=adjust))
     if others:
-        made.append(adamw(others, lr, config))
-    return CombinedOptimizer(made)
+        optimizers.append(adamw(others, lr, config))
+    return CombinedOptimizer(optimizers)
 
 
 @OPTIMIZERS.register("muon", "betas", "eps")
@@ -197,8 +203,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers as one, with the groups and states of all; a group's ``part`` numbers its own."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
-        inner = (part.parts if isinstance(part, CombinedOptimizer) else [part] for part in parts)
-        self.parts: list[torch.optim.Optimizer] = list(chain.from_iterable(inner))
+        self.parts: list[torch.optim.Optimizer] = []
+        for part in parts:
+            self.parts += part.parts if isinstance(part, CombinedOptimizer) else [part]
         for number, part in enumerate(self.parts):
             for group in part.param_groups:
                 group["part"] = number
@@ -214,6 +221,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for number, part in enumerate(self.parts):
+            # Whoever loads a state replaces the groups and the state of this optimizer, not of its parts.
             part.param_groups = [group for group in self.param_groups if group["part"] == number]
             part.state = self.state
             with _WideProducts() if isinstance(part, torch.optim.Muon) else nullcontext():
@@ -231,8 +239,8 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
     check_schedule(config)
     lr = torch.zeros((), device=next((p.device for p in model.parameters()), None))
     groups = parameter_groups(model, config, lr)
-    made = [OPTIMIZERS[rule](own, lr, config) for rule, own in groups.items()]
-    return made[0] if len(made) == 1 else CombinedOptimizer(made)
+    optimizers = [OPTIMIZERS[rule](of_rule, lr, config) for rule, of_rule in groups.items()]
+    return optimizers[0] if len(optimizers) == 1 else CombinedOptimizer(optimizers)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> torch.optim.Optimizer:

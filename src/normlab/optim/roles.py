@@ -71,44 +71,48 @@ def parameter_groups(model: nn.Module, config: OptimConfig, lr: Tensor) -> dict[
     Raises UserError for an unknown table.
     """
     table = _rules_by_role(config)
-    scaling = getattr(model, "parametrisation", None)
+    parametrisation = getattr(model, "parametrisation", None)
     roles = parameter_roles(model)
+    # by the rule, then by the options that its parameters share
     groups: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for name, parameter in model.named_parameters():
-        own = roles[name]
-        by_role = table.get(f"{own.role}.{name.rpartition('.')[2]}") or table.get(own.role, RoleRule())
-        rule = by_role.rule or config.optimiser
-        options = {"role": own.role, **_options(parameter, own, by_role, config, scaling)}
-        group = groups.setdefault(rule, {}).setdefault(
-            tuple(options.items()), {"params": [], **options, "rows": [], "lr": lr.clone()}
-        )
+        role = roles[name]
+        last_name = name.rpartition(".")[2]
+        role_rule = table.get(f"{role.role}.{last_name}") or table.get(role.role, RoleRule())
+        options = {"role": role.role, **_options(parameter, role, role_rule, config, parametrisation)}
+        of_rule = groups.setdefault(role_rule.rule or config.optimiser, {})
+        new_group: dict[str, Any] = {"params": list[nn.Parameter](), **options}
+        new_group |= {"rows": list[tuple[int, ...]](), "lr": lr.clone()}
+        group = of_rule.setdefault(tuple(options.items()), new_group)
         group["params"].append(parameter)
-        group["rows"].append(own.rows)
-    return {rule: list(own.values()) for rule, own in groups.items()}
+        group["rows"].append(role.rows)
+    return {rule: list(of_rule.values()) for rule, of_rule in groups.items()}
 
 
 def _options(
     parameter: nn.Parameter,
-    own: ParameterRole,
-    by_role: RoleRule,
+    role: ParameterRole,
+    role_rule: RoleRule,
     config: OptimConfig,
-    scaling: Parametrisation | None,
+    parametrisation: Parametrisation | None,
 ) -> dict[str, Any]:
     """Return the options of a parameter's group that differ from the configuration's, and its rate."""
-    rate, decay = by_role.rate, config.weight_decay
-    if by_role.width:
-        rate *= (parameter.shape[-1] / by_role.width) ** -0.5
-    if by_role.decay is not None:
-        decay *= by_role.decay
+    rate, decay = role_rule.rate, config.weight_decay
+    if role_rule.width:
+        rate *= (parameter.shape[-1] / role_rule.width) ** -0.5
+    if role_rule.decay is not None:
+        decay *= role_rule.decay
     elif config.weight_decay_on == "matrices" and parameter.dim() < 2:
         decay = 0.0
-    eps = config.eps if by_role.eps is None else by_role.eps
-    if scaling is not None:
-        rate *= scaling.factor(scaling.rates.get(own.role, ONE), in_block=own.in_block)
-        decay *= scaling.factor(scaling.decays.get(own.role, ONE), in_block=own.in_block)
-        eps *= scaling.factor(scaling.eps)
-    chosen = {"weight_decay": decay, "betas": by_role.betas or config.betas, "eps": eps}
-    return {"rate": rate, **{n: value for n, value in chosen.items() if value != getattr(config, n)}}
+    eps = config.eps if role_rule.eps is None else role_rule.eps
+    if parametrisation is not None:
+        rates, decays = parametrisation.rates, parametrisation.decays
+        rate *= parametrisation.factor(rates.get(role.role, ONE), in_block=role.in_block)
+        decay *= parametrisation.factor(decays.get(role.role, ONE), in_block=role.in_block)
+        eps *= parametrisation.factor(parametrisation.eps)
+    chosen = {"weight_decay": decay, "betas": role_rule.betas or config.betas, "eps": eps}
+    different = {name: value for name, value in chosen.items() if value != getattr(config, name)}
+    return {"rate": rate, **different}
 
 
 def underived(config: OptimConfig, scaling: type[Parametrisation]) -> str | None:
@@ -117,8 +121,10 @@ def underived(config: OptimConfig, scaling: type[Parametrisation]) -> str | None
     Raises UserError for an unknown table.
     """
     table = _rules_by_role(config)
-    rules = (table.get(role, RoleRule()).rule or config.optimiser for role in ROLES)
-    wrong = dict.fromkeys(rule for rule in rules if scaling.optimizers and rule not in scaling.optimizers)
+    if not scaling.optimizers:
+        return None
+    rules = [table.get(role, RoleRule()).rule or config.optimiser for role in ROLES]
+    wrong = dict.fromkeys(rule for rule in rules if rule not in scaling.optimizers)
     if not wrong:
         return None
     return (
@@ -134,5 +140,8 @@ def _rules_by_role(config: OptimConfig) -> RoleTable:
 
 def clipped_together(model: nn.Module, config: OptimConfig) -> list[list[int]]:
     """Return the parameters whose gradients are clipped by one norm, as numbers in the model's order."""
-    names = [own.role if config.clip_by == "role" else "" for own in parameter_roles(model).values()]
-    return [[i for i, own in enumerate(names) if own == name] for name in dict.fromkeys(names)]
+    together: dict[str, list[int]] = {}
+    for i, parameter_role in enumerate(parameter_roles(model).values()):
+        name = parameter_role.role if config.clip_by == "role" else ""
+        together.setdefault(name, []).append(i)
+    return list(together.values())

@@ -19,7 +19,8 @@ from normlab.diagnosis.structure import Structure, read_structure
 from normlab.diagnosis.subject import Subject
 from normlab.errors import SpentError, UserError
 from normlab.lab.config import Config, DataConfig, ModelConfig, SeedConfig, parallel_files, run_id
-from normlab.lab.data.batches import Batch, dev_batches, permutation
+from normlab.lab.data.batches import Batch, dev_batches
+from normlab.lab.data.draws import permutation
 from normlab.lab.data.text import located
 from normlab.lab.runs import RunFolder
 from normlab.lab.setups import task_of

@@ -62,37 +62,37 @@ CLEAR = {"pre": (35.1, 35.3, 35.5, 35.2, 35.4), "post": (22.1, 22.3, 21.8, 22.0,
 
 
 def test_a_clear_difference_has_a_least_size(judged):
-    found = judged(**CLEAR)
-    (d,) = found.differences
+    comparison = judged(**CLEAR)
+    (d,) = comparison.differences
     assert (d.a, d.b, d.answer, d.seeds) == ("pre", "post", "better", 5)
     assert d.p < 0.05 < 12 < d.delta.low < d.delta.value < d.delta.high < 15
     assert d.sentence.startswith(
         f"pre is better than post by at least {d.delta.low:.1f} BLEU (difference +13.2, "
     )
     least = f"better than post by at least {d.delta.low:.1f} BLEU"
-    assert found.sentences == (f"pre reaches 35.3 BLEU, the mean of 5 seeds; it is {least}",)
+    assert comparison.sentences == (f"pre reaches 35.3 BLEU, the mean of 5 seeds; it is {least}",)
 
 
 def test_the_difference_shown_is_that_of_the_means_shown(judged):
-    found = judged(pre=(89.0, 86.0, 55.0), post=(10.0, 2.0, 30.0))
-    pre, post = (r.value(BLEU) for r in found.ranked)
-    assert found.differences[0].delta.value == pytest.approx(pre - post)
+    comparison = judged(pre=(89.0, 86.0, 55.0), post=(10.0, 2.0, 30.0))
+    pre, post = (r.value(BLEU) for r in comparison.ranked)
+    assert comparison.differences[0].delta.value == pytest.approx(pre - post)
 
 
 def test_no_interval_leaves_the_range_of_the_score(judged):
-    found = judged(pre=(89.0, 86.0, 55.0), post=(0.0, 15.0, 9.0))
-    for interval in (*(r.means["bleu"] for r in found.recipes), found.differences[0].delta):
+    comparison = judged(pre=(89.0, 86.0, 55.0), post=(0.0, 15.0, 9.0))
+    for interval in (*(r.means["bleu"] for r in comparison.recipes), comparison.differences[0].delta):
         assert -100 < interval.low < interval.value < interval.high < 100
-    assert found.recipes[0].means["bleu"].low > 0
+    assert comparison.recipes[0].means["bleu"].low > 0
 
 
 def test_a_difference_that_does_not_matter(judged):
-    found = judged(pre=(35.1, 34.3, 36.5, 35.2, 35.9), post=(35.2, 34.1, 36.5, 35.3, 36.0))
-    (d,) = found.differences
+    comparison = judged(pre=(35.1, 34.3, 36.5, 35.2, 35.9), post=(35.2, 34.1, 36.5, 35.3, 36.0))
+    (d,) = comparison.differences
     assert d.answer == "equal"
     assert d.delta.largest < 1
     assert d.sentence.startswith(f"no difference larger than {d.delta.largest:.1f} BLEU between")
-    assert "there is no difference larger than" in found.sentences[0]
+    assert "there is no difference larger than" in comparison.sentences[0]
 
 
 def test_a_score_that_is_not_finite_is_a_number_too(judged):
@@ -102,14 +102,14 @@ def test_a_score_that_is_not_finite_is_a_number_too(judged):
 
 
 def test_an_open_difference_says_how_many_seeds_would_do(judged):
-    found = judged(pre=(35.1, 36.3, 35.5), post=(32.1, 35.9, 35.0))
-    (d,) = found.differences
+    comparison = judged(pre=(35.1, 36.3, 35.5), post=(32.1, 35.9, 35.0))
+    (d,) = comparison.differences
     assert d.answer == "open"
     assert d.effect == pytest.approx(d.delta.value)
     assert d.seeds_needed > 3
     assert f"about {d.seeds_needed} seeds" in d.sentence
     assert d.sentence.startswith("Three seeds cannot tell pre from post")
-    assert found.sentences[1].startswith(f"About {d.seeds_needed} seeds for each recipe would settle")
+    assert comparison.sentences[1].startswith(f"About {d.seeds_needed} seeds for each recipe would settle")
     small = judged(pre=(35.1, 36.3, 35.5), post=(36.9, 35.5, 34.0)).differences[0]
     assert small.effect == 1.0, "the margin, where the difference seen is smaller"
 
@@ -125,36 +125,38 @@ def test_two_seeds_cannot_tell_and_one_even_less(judged):
 
 
 def test_how_often_and_how_good_are_two_questions(judged):
-    found = judged(pre=(35.1, 35.3, 35.5), post=(36.1, "stuck", 36.5))
-    pre, post = found.recipes
+    comparison = judged(pre=(35.1, 35.3, 35.5), post=(36.1, "stuck", 36.5))
+    pre, post = comparison.recipes
     assert (post.trained, post.ended, post.states) == (2, 3, "trained (2), stuck (1)")
     assert (post.trains.value, post.trains.low, post.trains.high) == pytest.approx(
         (2 / 3, 0.094, 0.992), abs=1e-3
     )
     assert post.value(BLEU) == pytest.approx(36.3, abs=0.01), "of those that trained"
     assert post.by_seed(BLEU) == "36.1, (–), 36.5"
-    assert found.ranked[0] is pre, "it trained at every seed"
-    (d,) = found.differences
+    assert comparison.ranked[0] is pre, "it trained at every seed"
+    (d,) = comparison.differences
     assert (d.seeds, d.p_trains) == (2, 1.0)
     assert "3 of 3 seeds against 2 of 3 do not show that pre trains more often than post" in d.trains_sentence
     assert (
         "no difference in how often 2 recipes train can be significant; with 4 all against none"
-        in found.sentences[-1]
+        in comparison.sentences[-1]
     )
 
 
 def test_five_of_five_against_none_is_a_difference(judged):
-    found = judged(pre=CLEAR["pre"], post=("stuck",) * 4 + ("diverged",))
-    (d,) = found.differences
+    comparison = judged(pre=CLEAR["pre"], post=("stuck",) * 4 + ("diverged",))
+    (d,) = comparison.differences
     assert d.p_trains == pytest.approx(2 / 252)
     assert d.trains_sentence == "pre trains more often than post: 5 of 5 seeds against 0 of 5 (p = 0.008)"
-    assert found.sentences == ("pre reaches 35.3 BLEU, the mean of 5 seeds; it trains more often than post",)
+    assert comparison.sentences == (
+        "pre reaches 35.3 BLEU, the mean of 5 seeds; it trains more often than post",
+    )
 
 
 def test_a_run_that_failed_by_an_error_says_nothing_of_its_recipe(judged, tmp_path):
-    found = judged(pre=CLEAR["pre"], post=CLEAR["post"])
+    comparison = judged(pre=CLEAR["pre"], post=CLEAR["post"])
     RunFolder(tmp_path / "post-0").set_status(Status("failed", error="out of memory"))
-    post = judge(found, tmp_path).recipes[1]
+    post = judge(comparison, tmp_path).recipes[1]
     assert (post.trained, post.ended, post.states) == (4, 4, "failed (1), trained (4)")
 
 
@@ -167,10 +169,10 @@ def test_nobody_trained_and_nobody_is_there(judged):
 
 
 def test_less_is_better_where_the_metric_says_so(judged):
-    found = judged(
+    comparison = judged(
         metrics=(NLL,), margin=NLL.margin, pre=(2.01, 2.03, 2.02, 2.01), post=(2.51, 2.55, 2.52, 2.54)
     )
-    (d,) = found.differences
+    (d,) = comparison.differences
     assert (d.a, d.answer) == ("pre", "better")
     assert d.delta.high < 0
     assert d.sentence.startswith(
@@ -180,19 +182,19 @@ def test_less_is_better_where_the_metric_says_so(judged):
 
 def test_scores_without_bounds_and_small_ones(judged):
     gain = Metric("gain", "gain", digits=2)
-    found = judged(metrics=(gain,), margin=gain.margin, pre=(3.0, 4.0, 5.5), post=(-1.0, 0.0, -2.0))
-    assert found.recipes[0].value(gain) == pytest.approx(np.mean([3.0, 4.0, 5.5]))
-    assert found.differences[0].delta.value == pytest.approx(np.mean([3.0, 4.0, 5.5]) + 1)
+    comparison = judged(metrics=(gain,), margin=gain.margin, pre=(3.0, 4.0, 5.5), post=(-1.0, 0.0, -2.0))
+    assert comparison.recipes[0].value(gain) == pytest.approx(np.mean([3.0, 4.0, 5.5]))
+    assert comparison.differences[0].delta.value == pytest.approx(np.mean([3.0, 4.0, 5.5]) + 1)
 
 
 def test_many_recipes_are_counted_where_they_would_be_a_long_list(judged):
-    found = judged(**dict.fromkeys("abcdefg", (30.0, 31.0, 30.5)))
-    assert "6 others" in found.sentences[0]
+    comparison = judged(**dict.fromkeys("abcdefg", (30.0, 31.0, 30.5)))
+    assert "6 others" in comparison.sentences[0]
 
 
 def test_the_very_models_are_compared_apart(judged, tmp_path):
-    found = judged(**CLEAR)
-    assert found.differences[0].models is None, "no statistics were kept"
+    comparison = judged(**CLEAR)
+    assert comparison.differences[0].models is None, "no statistics were kept"
     random = np.random.default_rng(0)
     for recipe, right in (("pre", 9), ("post", 6)):
         for seed in range(5):
@@ -201,20 +203,20 @@ def test_the_very_models_are_compared_apart(judged, tmp_path):
             write_examples(
                 tmp_path / f"{recipe}-{seed}" / "test.examples.safetensors", {"bleu": rows.astype(float)}
             )
-    (d,) = judge(found, tmp_path, exchanges=100).differences
+    (d,) = judge(comparison, tmp_path, exchanges=100).differences
     assert d.models > 10
     assert d.p_models == pytest.approx(1 / 101)
     assert (d.delta, d.p, d.sentence) == (
-        found.differences[0].delta,
-        found.differences[0].p,
-        found.differences[0].sentence,
+        comparison.differences[0].delta,
+        comparison.differences[0].p,
+        comparison.differences[0].sentence,
     )
 
 
 def test_judging_twice_changes_nothing(judged, tmp_path):
-    found = judged(pre=(35.1, 36.3, "stuck"), post=(33.1, 35.9, 35.0))
-    assert judge(found, tmp_path) == found
-    moved = judge(replace(found, margin=10.0), tmp_path)
+    comparison = judged(pre=(35.1, 36.3, "stuck"), post=(33.1, 35.9, 35.0))
+    assert judge(comparison, tmp_path) == comparison
+    moved = judge(replace(comparison, margin=10.0), tmp_path)
     assert moved.differences[0].effect == 10.0
 
 
@@ -228,29 +230,29 @@ def test_a_mean_is_of_all_seeds_that_trained_or_there_is_none(tmp_path):
         title="t", command="", date="", machine="", task="translation", metrics=(BLEU, NLL), best_by="bleu",
         data={}, seeds=(1, 2), lrs=(1e-3,), recipes=(result,), samples=(), margin=1.0,
     )  # fmt: skip
-    found = judge(comparison, tmp_path, exchanges=100)
-    (recipe,) = found.recipes
+    judgement = judge(comparison, tmp_path, exchanges=100)
+    (recipe,) = judgement.recipes
     assert recipe.scores["nll"] == (None, 2.0)
     assert recipe.means.keys() == {"bleu"}
-    assert found.signatures == {"bleu": "tok:0 or tok:1"}, "runs that were scored otherwise are seen"
+    assert judgement.signatures == {"bleu": "tok:0 or tok:1"}, "runs that were scored otherwise are seen"
 
 
 def test_the_noise_floor_is_what_two_seeds_of_one_recipe_differ_by(judged):
     plain = Metric("points", "points", digits=2)
-    found = judged((plain,), a=(1.0, 3.0, "stuck"), b=(5.0, 5.4, 5.8), c=("stuck", 2.0, "stuck"))
+    comparison = judged((plain,), a=(1.0, 3.0, "stuck"), b=(5.0, 5.4, 5.8), c=("stuck", 2.0, "stuck"))
     pairs = [(1.0 - 3.0) ** 2] + [(x - y) ** 2 for x, y in ((5.0, 5.4), (5.0, 5.8), (5.4, 5.8))]
     pooled = (pairs[0] / 2 + sum(pairs[1:]) / 3) / 3  # variances with one and two degrees of freedom
-    assert found.noise == pytest.approx((2 * pooled) ** 0.5)
+    assert comparison.noise == pytest.approx((2 * pooled) ** 0.5)
     assert (
-        found.noise_floor
-        == f"Two seeds of the same recipe differ by {found.noise:.2f} points (root mean square)"
+        comparison.noise_floor
+        == f"Two seeds of the same recipe differ by {comparison.noise:.2f} points (root mean square)"
     )
     assert judged(a=(1.0,), b=(2.0,)).noise_floor == ""
 
 
 def test_parameters_and_flops_stand_beside_a_difference(judged, tmp_path):
-    found = judged(**CLEAR)
+    comparison = judged(**CLEAR)
     costs = {"pre": Cost(1100, 900, 5000), "post": Cost(1000, 800, 5000)}
-    counted = replace(found, recipes=tuple(replace(r, cost=costs[r.name]) for r in found.recipes))
-    assert found.differences[0].costs == ""
+    counted = replace(comparison, recipes=tuple(replace(r, cost=costs[r.name]) for r in comparison.recipes))
+    assert comparison.differences[0].costs == ""
     assert judge(counted, tmp_path).differences[0].costs == "pre against post: parameters +10%, FLOPs equal"

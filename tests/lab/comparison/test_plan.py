@@ -66,7 +66,7 @@ def test_a_recipe_is_shown_by_its_short_name_and_a_baseline_leaves_what_was_type
     )
     grid = runs.RunGrid(request)
     assert [grid.label(name) for name in request.recipes] == ["A", "like:llama", "pre"]
-    assert grid.recipe("A=llama+qknorm")["resolves_to"].startswith("llama+qknorm: pre; rmsnorm; ")
+    assert grid.facts("A=llama+qknorm").resolves_to.startswith("llama+qknorm: pre; rmsnorm; ")
     decays = {name: grid.config(name, 1e-3, 1).optim.weight_decay for name in request.recipes}
     assert set(decays.values()) == {request.base.optim.weight_decay}
     assert grid.config("like:llama", 1e-3, 1).optim.max_grad_norm == 1.0

@@ -146,7 +146,7 @@ def test_rates_are_around_each_files_own_and_the_batches_those_of_the_first(here
     grid = SetupGrid(requested(), FILES)
     assert grid.rates("base.py") == (1.5e-3, 3e-3, 6e-3)
     assert grid.rates("change.py") == (5e-3, 1e-2, 2e-2)
-    assert "those of base.py" in grid.known()["data"]["batches"]
+    assert "those of base.py" in grid.background().data["batches"]
     assert not {"base", "change"} & set(sys.modules)
 
 
@@ -229,7 +229,7 @@ def test_code_that_changes_while_a_comparison_goes_on_is_not_trained_as_what_it_
     config = SetupGrid(requested(lrs=(3e-3,)), FILES).config("change.py", 3e-3, 1)
     change = Path("change.py")
     change.write_text(change.read_text().replace("ReLU", "Tanh"))
-    with pytest.raises(UserError, match=r"the code of change\.py has changed since the comparison began"):
+    with pytest.raises(UserError, match=r"change\.py has changed"):
         train_own(config, here, FILES)
 
 
@@ -241,7 +241,7 @@ def test_batches_that_their_seed_does_not_fix_are_refused(tmp_path):
         text.batches = text.batches[next(drawn) :]
         return replace(setup_of(seed, 8), batches=text)
 
-    with pytest.raises(UserError, match="one draws other batches each time from the same seed"):
+    with pytest.raises(UserError, match=r"^one draws other batches"):
         SetupGrid(CompareRequest(setup=("one", "two"), out=tmp_path), {"one": made, "two": made})
 
 
@@ -252,7 +252,7 @@ def test_the_page_says_which_compiled_model_is_trained_as_written(tmp_path):
 
     made = {"plain": lambda seed: setup_of(seed, 8), "fast": compiled}
     grid = SetupGrid(CompareRequest(setup=("plain", "fast"), out=tmp_path), made)
-    assert grid.known()["data"]["compiled"].startswith("fast, and trained as written")
+    assert grid.background().data["compiled"].startswith("fast, and trained as written")
 
 
 def test_functions_are_compared_in_this_process(tmp_path):

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlab.base.model_config import derive
-from normlab.lab.data.batches import PairBatches, Shape, dev_batches, permutation, plan_shapes
+from normlab.lab.data.batches import PairBatches, dev_batches
+from normlab.lab.data.draws import permutation
 from normlab.lab.data.ragged import Ragged, TokenPairs
+from normlab.lab.data.shapes import Shape, plan_shapes
 from normlab.lab.data.tokenizer import BOS, EOS, PAD, UNK
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from normlab.lab.data.sentence_pairs import mask_tokens, predictions, word_beginnings
+from normlab.lab.data.sentencepiece_model import SentencePieces
 from normlab.lab.data.tokenizer import BOS, EOS, PAD, UNK, BytePairs
-from normlab.lab.data.vocabulary import SentencePieces
 
 MASK = 50
 

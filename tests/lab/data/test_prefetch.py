@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from normlab.lab.data.batches import AHEAD, PairBatches, Prefetch, plan_shapes
+from normlab.lab.data.batches import PairBatches
+from normlab.lab.data.prefetch import AHEAD, Prefetch
 from normlab.lab.data.ragged import Ragged, TokenPairs
+from normlab.lab.data.shapes import plan_shapes
 
 WORKERS = (0, 1, 2, 4)
 

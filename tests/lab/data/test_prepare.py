@@ -193,7 +193,7 @@ def test_a_changed_text_is_not_taken_for_the_old_one(tmp_path):
     config, _ = prepare(files_config(tmp_path), tmp_path / "data")
     lines = read_lines(config.test_tgt)
     Path(config.test_tgt).write_text("\n".join(["changed", *lines[1:]]))
-    with pytest.raises(ValueError, match=r"the text has digest .* empty the field digest"):
+    with pytest.raises(ValueError, match=r"digest .* empty the field digest"):
         prepare(config, tmp_path / "data")
     assert prepare(replace(config, digest=""), tmp_path / "data")[0].digest != config.digest
 
@@ -210,9 +210,7 @@ def test_a_text_that_changes_meanwhile_is_refused(tmp_path, monkeypatch, side):
         return found
 
     monkeypatch.setattr(module, "vocabulary", learn)
-    with pytest.raises(
-        ValueError, match=rf"train_{side}\.txt changed while it was prepared; type the command"
-    ):
+    with pytest.raises(ValueError, match=rf"train_{side}\.txt changed"):
         prepare(config, tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
 
@@ -238,7 +236,7 @@ def test_missing_files_are_asked_for(tmp_path, without, flags):
 
 
 def test_no_pair_left(tmp_path):
-    with pytest.raises(ValueError, match=r"none of the 300 training pairs is left.*300 are longer"):
+    with pytest.raises(ValueError, match=r"none of the 300 .*300 are longer"):
         prepare(files_config(tmp_path, max_len=3), tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
 
@@ -248,7 +246,8 @@ def test_no_pair_left(tmp_path):
     reason="needs Multi30k in $NORMLAB_DATA/multi30k",
 )
 def test_multi30k_is_prepared_in_seconds_and_padded_little(tmp_path):
-    from normlab.lab.data.batches import PairBatches, plan_shapes
+    from normlab.lab.data.batches import PairBatches
+    from normlab.lab.data.shapes import plan_shapes
 
     folder = Path(os.environ["NORMLAB_DATA"], "multi30k")
     sets = {"train": "train", "dev": "val", "test": "test2016"}

@@ -15,18 +15,24 @@ DOCUMENTS, LINES, SPAN = 40, 9, 30
 @pytest.fixture(scope="module")
 def documents():
     """Documents of lines of 1 to 12 tokens; every token occurs once, so that it tells where it is from."""
-    random, ids = np.random.default_rng(5), iter(range(10, 10**6))
-    sizes = random.integers(1, 13, (DOCUMENTS, LINES))
-    return [[[next(ids) for _ in range(n)] for n in document] for document in sizes]
+    sizes = np.random.default_rng(5).integers(1, 13, (DOCUMENTS, LINES))
+    texts, next_id = [], 10
+    for line_sizes in sizes.tolist():
+        document = []
+        for size in line_sizes:
+            document.append(list(range(next_id, next_id + size)))
+            next_id += size
+        texts.append(document)
+    return texts
 
 
 def stream(documents):
     """EOS, and then every line with EOS at its end; an empty line between documents."""
-    found = [EOS]
+    tokens = [EOS]
     for document in documents:
         for line in [*document, []]:
-            found += [*line, EOS]
-    return np.array(found)
+            tokens += [*line, EOS]
+    return np.array(tokens)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +94,8 @@ def test_half_of_the_pairs_are_random_and_spread_over_all_other_documents(docume
 
 def test_a_document_of_one_line_is_cut_anywhere():
     lines = [[[10 * i + j for j in range(10)]] for i in range(1, 4)]
-    found = np.array([EOS] + [token for ((line),) in lines for token in [*line, EOS]])
-    spans = Spans.of(found, span_len=SPAN)
+    tokens = np.array([EOS] + [token for ((line),) in lines for token in [*line, EOS]])
+    spans = Spans.of(tokens, span_len=SPAN)
     assert len(spans) == 3
     cuts = {len(a) for seed in range(40) for a, _ in segments_of(spans.pairs(np.arange(3), seed))}
     assert cuts == set(range(1, 10))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cases import each
 from normlab.lab.data import ragged
-from normlab.lab.data.batches import Shape, _equal_shares, plan_shapes
 from normlab.lab.data.ragged import Ragged, TokenPairs
+from normlab.lab.data.shapes import Shape, _equal_shares, plan_shapes
 
 
 def pairs_of(source, target):

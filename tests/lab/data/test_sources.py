@@ -168,7 +168,7 @@ def test_a_table_prepares_to_the_same_corpus_as_its_files(table):
         data = DataConfig(train_src=source, train_tgt=target, dev_src=source, dev_tgt=target, vocab_size=60)
         return prepare(data, table / "data")
 
-    with pytest.raises(ValueError, match=r"p\.tsv#de has 12 lines but p\.tsv#2 has 13; line n"):
+    with pytest.raises(ValueError, match=r"p\.tsv#de has 12 lines but p\.tsv#2 has 13"):
         prepared("p.tsv#de", "p.tsv#2")
     by_file, by_column = prepared("p.de", "p.en"), prepared("p.tsv#de", "p.tsv#en")
     assert by_file[0].digest == by_column[0].digest
@@ -179,9 +179,7 @@ def test_a_table_prepares_to_the_same_corpus_as_its_files(table):
 def test_sides_of_different_length_are_named_as_they_were_typed(table):
     Path("s.txt").write_text("one\n", "utf-8")
     data = DataConfig(train_src="pairs.tsv#gl", train_tgt="s.txt", dev_src="s.txt", dev_tgt="s.txt")
-    with pytest.raises(
-        ValueError, match=re.escape("pairs.tsv#gl has 2 lines but s.txt has 1; line n of one")
-    ):
+    with pytest.raises(ValueError, match=re.escape("pairs.tsv#gl has 2 lines but s.txt has 1")):
         prepare(data, table)
 
 

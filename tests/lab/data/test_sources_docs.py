@@ -12,7 +12,7 @@ import pytest
 
 from normlab.cli.main import main
 from normlab.lab.data.builtin import generate
-from normlab.lab.data.vocabulary import SentencePieces
+from normlab.lab.data.sentencepiece_model import SentencePieces
 from normlab.lab.runs import Runs
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "data.md").read_text(encoding="utf-8")

@@ -12,8 +12,10 @@ import pytest
 from normlab.errors import UserError
 from normlab.lab.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig, run_id
 from normlab.lab.data.parallel import prepare
+from normlab.lab.data.pretokenizer import PretokenizerChain
+from normlab.lab.data.sentencepiece_model import SentencePieces
 from normlab.lab.data.tokenizer import BytePairs
-from normlab.lab.data.vocabulary import PretokenizerChain, SentencePieces, load, vocabulary
+from normlab.lab.data.vocabulary import load, vocabulary
 from normlab.lab.training.train import train
 from normlab.lab.training.translate import translate
 
@@ -126,9 +128,7 @@ def test_what_is_no_model_is_refused_by_name(tmp_path, monkeypatch, name, conten
 def test_a_damaged_tokenizer_of_a_run_is_refused_by_name(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     Path("tokenizer.json").write_bytes(content)
-    with pytest.raises(
-        ValueError, match=r"^tokenizer\.json is no tokenizer \(.*\); bring back the file that"
-    ):
+    with pytest.raises(ValueError, match=r"^tokenizer\.json is no tokenizer"):
         load("tokenizer.json")
     assert not Path("ran").exists()
 

@@ -108,17 +108,17 @@ def test_scores_are_of_all_bytes_or_not_computed(tmp_path, tokenizer):
     model = task.build()
     with torch.no_grad():
         model.embedding.weight.zero_()
-    found, dev = task.test(model), task.dev_scores(model)
-    for metric, rows in found.examples.items():
-        assert task.combine(metric, rows.sum(0)) == pytest.approx(found.scores[metric], rel=1e-6)
-    assert len(found.outputs) == len(task.test_examples(task.config, corpus))
-    assert not any("\n" in line for line in found.outputs)
-    for scores in (found.scores, found.examples, dev):
+    evaluation, dev = task.test(model), task.dev_scores(model)
+    for metric, rows in evaluation.examples.items():
+        assert task.combine(metric, rows.sum(0)) == pytest.approx(evaluation.scores[metric], rel=1e-6)
+    assert len(evaluation.outputs) == len(task.test_examples(task.config, corpus))
+    assert not any("\n" in line for line in evaluation.outputs)
+    for scores in (evaluation.scores, evaluation.examples, dev):
         assert NLL.name in scores
         assert ("bits_per_byte" in scores) == (tokenizer == "byte_bpe")
     if tokenizer == "byte_bpe":
         bits = math.log2(corpus.tokenizer.vocab_size) * len(corpus.test) / len(text.encode())
-        assert found.scores["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+        assert evaluation.scores["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
         assert dev["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
 
 

@@ -76,9 +76,7 @@ def test_wrong_configurations_are_named(folder, tmp_path):
     write_json_atomic(path, {"config": {"optim": {"learning_rte": 1}}})
     with pytest.raises(ValueError, match=r"config\.json: unknown key 'optim.learning_rte'"):
         folder.config()
-    with pytest.raises(
-        FileNotFoundError, match=r"there is no .*nowhere/config.json; name a run's config.json"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere/config\.json"):
         RunFolder(tmp_path / "nowhere").config()
 
 
@@ -126,7 +124,7 @@ def test_a_damaged_line_in_the_middle_is_named(folder):
     with (folder.path / "metrics.jsonl").open("a") as file:
         file.write("rubbish\n")
     folder.append_metrics(train_row(2))
-    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged in line 2; delete that line"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged in line 2"):
         folder.metrics()
 
 
@@ -155,7 +153,7 @@ def test_rows_that_are_gone_since_a_checkpoint_are_told(folder):
         (None, "is missing"),
     ):
         metrics.unlink() if content is None else metrics.write_bytes(content)
-        with pytest.raises(CheckpointError, match=rf"metrics\.jsonl {why}, and .*last was made after rows"):
+        with pytest.raises(CheckpointError, match=rf"metrics\.jsonl {why}, and .*last"):
             folder.require_rows(sizes, folder.last)
     folder.lost.touch()
     folder.require_rows(sizes, folder.last)
@@ -184,10 +182,7 @@ def holder(folder):
 
 
 def test_a_second_process_is_told_and_a_dead_one_lets_go(folder, holder):
-    with (
-        pytest.raises(RunBusyError, match=r"another process is at work in .*; wait for it, or stop it"),
-        folder.lock(),
-    ):
+    with pytest.raises(RunBusyError, match=r"another process"), folder.lock():
         pytest.fail("two processes in one run")
     holder.kill()
     holder.wait()
@@ -298,11 +293,9 @@ def test_a_run_is_found_by_what_its_id_begins_with(runs, prefix, name):
 
 
 def test_what_is_not_one_run_is_told(runs, tmp_path):
-    with pytest.raises(ValueError, match="'ab' begins 2 run ids, ab12, ab34; type more of it"):
+    with pytest.raises(ValueError, match="'ab' begins 2 run ids, ab12, ab34"):
         runs.find("ab")
-    with pytest.raises(
-        FileNotFoundError, match=r"no run 'zz' in .* which holds ab12, ab34, cd56, cd5678; see"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"no run 'zz' .*ab12, ab34, cd56, cd5678"):
         runs.find("zz")
     with pytest.raises(FileNotFoundError, match=r"no runs in .*; make one: normlab train"):
         Runs(tmp_path / "data").find("ab")
@@ -311,5 +304,5 @@ def test_what_is_not_one_run_is_told(runs, tmp_path):
 def test_only_some_of_many_candidates_are_named(tmp_path):
     for i in range(11):
         RunFolder.create(tmp_path / f"a{i:02}", CONFIG)
-    with pytest.raises(ValueError, match=r"begins 11 run ids, a00, .*, a07 and 3 more; type more"):
+    with pytest.raises(ValueError, match=r"11 run ids, a00, .*, a07 and 3 more"):
         Runs(tmp_path).find("a")

@@ -27,9 +27,9 @@ def folder(tmp_path):
 
 def test_what_was_written_is_read(folder):
     assert read_state(folder, run="it") == read_state(folder) == {"text": "one"}
-    found = json.loads((folder / "state.json").read_text())["manifest"]
-    assert found["run"] == "it"
-    assert found["files"]["a.txt"] == {
+    manifest = json.loads((folder / "state.json").read_text())["manifest"]
+    assert manifest["run"] == "it"
+    assert manifest["files"]["a.txt"] == {
         "bytes": 3,
         "sha256": "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed",
     }

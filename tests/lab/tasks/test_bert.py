@@ -76,9 +76,9 @@ def test_dev_and_test_are_scored_prediction_by_prediction(prepared):
     assert len(following) == len(task._spans(task.corpus.dev))
     places, targets = task._dev.positions, task._dev.targets
     assert set(task._dev.ids.gather(1, places)[targets != PAD].tolist()) == {len(model.token_bias) - 1}
-    found = task.test(model)
-    for name, examples in found.examples.items():
-        assert task.combine(name, examples.sum(0)) == pytest.approx(found.scores[name])
+    evaluation = task.test(model)
+    for name, examples in evaluation.examples.items():
+        assert task.combine(name, examples.sum(0)) == pytest.approx(evaluation.scores[name])
         assert len(examples) == 30, "a document is a line"
 
 

@@ -19,7 +19,7 @@ from lab.training.tiny import tiny_bert, write_plain
 from normlab.errors import UserError
 from normlab.lab.config import DataConfig
 from normlab.lab.data.builtin import generate
-from normlab.lab.data.sentence_pairs import columns_of
+from normlab.lab.data.labelled import columns_of
 from normlab.lab.data.tokenizer import BOS, EOS, PAD
 from normlab.lab.runs import RunFolder
 from normlab.lab.tasks.classification import Classification, cut
@@ -78,7 +78,7 @@ def test_a_tenth_of_the_training_pairs_is_dev_where_there_is_none(task):
 def test_inputs_with_more_positions_than_the_model_has_learned_are_refused(task):
     Classification.check_text(task.config, task.corpus)
     fewer = replace(task.config, model=replace(task.config.model, max_positions=31))
-    with pytest.raises(UserError, match=r"block_len is 32, and the model has learned 31 .* --block-len 31"):
+    with pytest.raises(UserError, match=r"block_len is 32, .* 31 positions.* --block-len 31"):
         Classification.check_text(fewer, task.corpus)
 
 
@@ -124,14 +124,14 @@ def test_scores_are_those_of_a_loop_over_the_pairs(task):
         counts["hit"] += said == label == 1
         counts["false"] += said == 1 != label
         counts["missed"] += said != 1 == label
-    found = task.test(model)
+    evaluation = task.test(model)
     assert 0 < sum(right) < 40
     precision = counts["hit"] / (counts["hit"] + counts["false"])
     recall = counts["hit"] / (counts["hit"] + counts["missed"])
-    assert found.scores["accuracy"] == pytest.approx(100 * np.mean(right))
-    assert found.scores["nll"] == pytest.approx(np.mean(nll), rel=1e-5)
-    assert found.scores["f1"] == pytest.approx(200 * precision * recall / (precision + recall))
-    assert [output == "same" for output in found.outputs] == [int(x.argmax()) == 1 for x in logits]
+    assert evaluation.scores["accuracy"] == pytest.approx(100 * np.mean(right))
+    assert evaluation.scores["nll"] == pytest.approx(np.mean(nll), rel=1e-5)
+    assert evaluation.scores["f1"] == pytest.approx(200 * precision * recall / (precision + recall))
+    assert [output == "same" for output in evaluation.outputs] == [int(x.argmax()) == 1 for x in logits]
 
 
 def test_a_model_that_ignores_its_pair_loses_nothing_when_pairs_are_exchanged(task):
@@ -204,6 +204,6 @@ def test_columns_of_a_hugging_face_data_set_are_read(tmp_path):
     (tmp_path / "set").mkdir()
     rows = [{"a": f"one {i}", "b": f"two {i}", "label": i % 2} for i in range(4)]
     (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = columns_of(f"hf:{tmp_path / 'set'}#train.a,b,label")
-    assert found["first"] == ["one 0", "one 1", "one 2", "one 3"]
-    assert found["label"] == ["0", "1", "0", "1"]
+    columns = columns_of(f"hf:{tmp_path / 'set'}#train.a,b,label")
+    assert columns["first"] == ["one 0", "one 1", "one 2", "one 3"]
+    assert columns["label"] == ["0", "1", "0", "1"]

@@ -73,10 +73,10 @@ def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary(prepare
 
 def test_scores_do_not_depend_on_the_batch(prepared):
     model = task_of(prepared).build()
-    found = [task_of(prepared, max_tokens=tokens).dev_scores(model)["nll"] for tokens in (24, 100, 5000)]
-    assert found == pytest.approx([found[0]] * 3, rel=1e-6)
+    nlls = [task_of(prepared, max_tokens=tokens).dev_scores(model)["nll"] for tokens in (24, 100, 5000)]
+    assert nlls == pytest.approx([nlls[0]] * 3, rel=1e-6)
     longer = task_of(prepared, block_len=96).dev_scores(model)["nll"]
-    assert abs(longer - found[0]) > 1e-4, "more context is another likelihood"
+    assert abs(longer - nlls[0]) > 1e-4, "more context is another likelihood"
 
 
 def test_a_block_sees_nothing_of_the_others_but_one_token(prepared):

@@ -34,19 +34,19 @@ def multi_bleu(hypotheses, references):
 @pytest.mark.parametrize("cut", [7, 4])
 def test_tokenised_bleu_is_that_of_the_perl_script(cut):
     hypotheses = [" ".join(h.split()[:cut]) for h in HYP]
-    found = score(hypotheses, REF, tokenised=True)
-    assert found.bleu_tokenised == pytest.approx(multi_bleu(hypotheses, REF), abs=1e-9)
-    assert "tok:none" in found.signature_tokenised
+    scores = score(hypotheses, REF, tokenised=True)
+    assert scores.bleu_tokenised == pytest.approx(multi_bleu(hypotheses, REF), abs=1e-9)
+    assert "tok:none" in scores.signature_tokenised
 
 
 def test_raw_text_is_split_at_punctuation_before():
     raw = [line.replace(" .", ".").replace(" ,", ",") for line in HYP]
     references = [line.replace(" .", ".").replace(" ,", ",") for line in REF]
     split = [line.replace("(", "( ").replace(")", " )") for line in HYP]
-    found = score(raw, references)
-    assert found.bleu_tokenised == pytest.approx(multi_bleu(split, REF), abs=1e-9)
-    assert "tok:intl" in found.signature_tokenised
-    assert "smooth:none" in found.signature_tokenised
+    scores = score(raw, references)
+    assert scores.bleu_tokenised == pytest.approx(multi_bleu(split, REF), abs=1e-9)
+    assert "tok:intl" in scores.signature_tokenised
+    assert "smooth:none" in scores.signature_tokenised
 
 
 def test_a_copy_scores_full_marks_and_silence_none():
@@ -61,10 +61,10 @@ def test_case_counts():
 
 
 def test_signatures_say_what_was_measured():
-    found = score(HYP, REF)
+    scores = score(HYP, REF)
     for part in ("nrefs:1", "case:mixed", "tok:13a", "smooth:exp", "version:"):
-        assert part in found.signature
-    assert "nc:6" in found.signature_chrf
+        assert part in scores.signature
+    assert "nc:6" in scores.signature_chrf
 
 
 LANGUAGES = {
@@ -78,14 +78,14 @@ LANGUAGES = {
 def test_languages_with_tokens_of_their_own(language, tokens):
     pytest.importorskip({"zh": "sacrebleu", "ja": "MeCab", "ko": "mecab_ko"}[language])
     hypotheses, references = LANGUAGES[language]
-    found, plain = (score(hypotheses, references, target_lang=name) for name in (language, ""))
-    assert found.signature.split("|tok:")[1].startswith(tokens)
-    assert found.signature_tokenised.split("|tok:")[1].startswith(tokens)
-    assert 0 < found.bleu != plain.bleu, "13a takes a Chinese sentence for one word"
-    assert (found.chrf, found.signature_chrf) == (plain.chrf, plain.signature_chrf)
-    assert corpus_bleu(hypotheses, references, target_lang=language) == found.bleu
+    scores, plain = (score(hypotheses, references, target_lang=name) for name in (language, ""))
+    assert scores.signature.split("|tok:")[1].startswith(tokens)
+    assert scores.signature_tokenised.split("|tok:")[1].startswith(tokens)
+    assert 0 < scores.bleu != plain.bleu, "13a takes a Chinese sentence for one word"
+    assert (scores.chrf, scores.signature_chrf) == (plain.chrf, plain.signature_chrf)
+    assert corpus_bleu(hypotheses, references, target_lang=language) == scores.bleu
     sums = sentence_statistics(hypotheses, references, target_lang=language).sum(axis=0)
-    assert bleu_of_sums(sums) == pytest.approx(found.bleu)
+    assert bleu_of_sums(sums) == pytest.approx(scores.bleu)
 
 
 def test_chinese_is_scored_character_by_character():

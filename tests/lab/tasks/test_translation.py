@@ -12,10 +12,11 @@ from normlab.lab.data.parallel import prepare
 from normlab.lab.data.ragged import Ragged, TokenPairs
 from normlab.lab.data.text import Pairs
 from normlab.lab.data.tokenizer import BOS, EOS, PAD, UNK
-from normlab.lab.tasks import translation as module
+from normlab.lab.tasks import search as module
 from normlab.lab.tasks.scores import corpus_bleu
+from normlab.lab.tasks.search import Candidate, n_best_lines
 from normlab.lab.tasks.task import repeated_share
-from normlab.lab.tasks.translation import Candidate, Translation, n_best_lines
+from normlab.lab.tasks.translation import Translation
 
 CPU = torch.device("cpu")
 
@@ -211,10 +212,10 @@ def test_references_beyond_the_models_positions_are_left_out_of_the_perplexity(p
     assert 10 < len(kept) < len(sides)
     text = task.corpus.test_text
     fewer = Pairs([text.source[i] for i in kept], [text.target[i] for i in kept])
-    found = task._perplexities(model)
+    perplexities = task._perplexities(model)
     model.position_encoding.longest = None
     other = Translation(task.config, replace(task.corpus, test_text=fewer), CPU)
-    assert found == other._perplexities(model) != whole
+    assert perplexities == other._perplexities(model) != whole
     model.position_encoding.longest = 1
     assert all(math.isnan(value) for value in task._perplexities(model).values())
 
@@ -236,10 +237,10 @@ def test_lines_keep_their_order_whatever_the_batches(prepared, monkeypatch):
     alone = [translated(model, task.corpus.tokenizer, [line], decode)[0] for line in lines]
     for max_positions in (1, 40, 4096):
         monkeypatch.setattr(module, "SEARCH_POSITIONS", max_positions)
-        found = translated(model, task.corpus.tokenizer, lines, decode)
-        assert found == alone
-    assert found[12] == found[13] == ""
-    assert found[0] == found[14]
+        translations = translated(model, task.corpus.tokenizer, lines, decode)
+        assert translations == alone
+    assert translations[12] == translations[13] == ""
+    assert translations[0] == translations[14]
     assert translated(model, task.corpus.tokenizer, [], decode) == []
 
 
@@ -274,12 +275,12 @@ def test_only_types_of_the_target_side_are_produced_under_the_mask(prepared):
     few = torch.zeros_like(allowed)
     few[[EOS, 10, 11]] = True
     model = task.build()
-    found = translated(
+    translations = translated(
         model, task.corpus.tokenizer, task.corpus.dev_text.source[:5], DecodeConfig(beam=2), allowed=few
     )
-    produced = {token for line in task.corpus.tokenizer.encode(found) for token in line}
+    produced = {token for line in task.corpus.tokenizer.encode(translations) for token in line}
     spelt = set("".join(task.corpus.tokenizer.decode([[10], [11]])))
-    assert set("".join(found)) <= spelt | {" "}
+    assert set("".join(translations)) <= spelt | {" "}
     assert produced
 
 
@@ -293,13 +294,13 @@ def searching(prepared):
 def test_the_n_best_begin_with_the_best_and_fall(searching):
     for decode in (DecodeConfig(beam=4), DecodeConfig(beam=4, length_penalty_formula="gnmt", min_length=9)):
         few, many = (n_best_lines(*searching, decode, count=count) for count in (2, 4))
-        assert [[c.text for c in found[:1]] for found in many] == [
+        assert [[c.text for c in candidates[:1]] for candidates in many] == [
             [text] for text in translated(*searching, decode)
         ]
-        assert [found[:2] for found in many] == few
-        for found in many[:9]:
-            assert len({c.text for c in found}) == len(found) == 4
-            assert sorted((c.score for c in found), reverse=True) == [c.score for c in found]
+        assert [candidates[:2] for candidates in many] == few
+        for candidates in many[:9]:
+            assert len({c.text for c in candidates}) == len(candidates) == 4
+            assert sorted((c.score for c in candidates), reverse=True) == [c.score for c in candidates]
         assert many[9] == many[10] == [Candidate("", 0.0)]
 
 
@@ -307,23 +308,23 @@ def test_every_translation_begins_with_its_lines_prefix(searching):
     model, tokenizer, lines = searching
     prefixes = ["one", "", "two hundred", *["thirty"] * 8]
     for decode in (DecodeConfig(beam=3), DecodeConfig(sample=True)):
-        found = n_best_lines(model, tokenizer, lines, decode, count=3, prefixes=prefixes)
+        with_prefixes = n_best_lines(model, tokenizer, lines, decode, count=3, prefixes=prefixes)
         free = n_best_lines(model, tokenizer, lines, decode, count=3)
-        for i, candidates in enumerate(found[:9]):
+        for i, candidates in enumerate(with_prefixes[:9]):
             assert all(c.text.startswith(prefixes[i]) for c in candidates)
-        assert found[1] == free[1]
-        assert found[9] == [Candidate("", 0.0)]
+        assert with_prefixes[1] == free[1]
+        assert with_prefixes[9] == [Candidate("", 0.0)]
 
 
 def test_draws_are_repeated_whatever_the_batches_and_their_number(searching, monkeypatch):
     decode = DecodeConfig(sample=True, temperature=1.5)
-    found = n_best_lines(*searching, decode, count=3)
+    samples = n_best_lines(*searching, decode, count=3)
     model, tokenizer, lines = searching
     monkeypatch.setattr(module, "SEARCH_POSITIONS", 1)
     again = n_best_lines(model, tokenizer, lines[:5], decode, count=2)
-    assert [[c.text for c in row] for row in again] == [[c.text for c in row[:2]] for row in found[:5]]
+    assert [[c.text for c in row] for row in again] == [[c.text for c in row[:2]] for row in samples[:5]]
     other = n_best_lines(*searching, replace(decode, sample_seed=2), count=3)
-    texts, others = ({c.text for row in rows[:9] for c in row} - {""} for rows in (found, other))
+    texts, others = ({c.text for row in rows[:9] for c in row} - {""} for rows in (samples, other))
     assert min(len(texts), len(others)) > 20
     assert len(texts & others) < 5, "here and there a word alone"
     same = n_best_lines(model, tokenizer, [lines[0]] * 3, decode, count=1)
@@ -358,7 +359,7 @@ def test_prefixes_that_cannot_be_are_refused(searching):
     assert str(refusal.value) == (
         "the prefix 'a 漢' has characters that the run's vocabulary does not have; leave them out"
     )
-    with pytest.raises(ValueError, match=r"^11 lines but 2 prefixes; give one for each, '' for none$"):
+    with pytest.raises(ValueError, match=r"^11 lines but 2 prefixes"):
         n_best_lines(model, tokenizer, lines, decode, count=1, prefixes=["", "one"])
     allowed = torch.ones(tokenizer.vocab_size, dtype=torch.bool)
     allowed[tokenizer.encode(["one"])[0]] = False
@@ -368,9 +369,7 @@ def test_prefixes_that_cannot_be_are_refused(searching):
         "which never occurs on the target side of the training text, and target_vocab_mask rules out"
         in str(refusal.value)
     )
-    with pytest.raises(
-        ValueError, match=r"the longest prefix has \d{4} tokens, but an output has at most 1023"
-    ):
+    with pytest.raises(ValueError, match=r"prefix has \d{4} tokens, .* 1023"):
         n_best_lines(model, tokenizer, lines, decode, count=1, prefixes=["one " * 1200] * 11)
 
 
@@ -379,8 +378,8 @@ def test_a_diverged_model_translates_into_nothing(searching):
     with torch.no_grad():
         model.embedding.weight.fill_(math.nan)
     for decode in (DecodeConfig(beam=2), DecodeConfig(sample=True)):
-        found = n_best_lines(model, tokenizer, lines, decode, count=2)
-        assert found == [[Candidate("", -math.inf)]] * 9 + [[Candidate("", 0.0)]] * 2
+        candidates = n_best_lines(model, tokenizer, lines, decode, count=2)
+        assert candidates == [[Candidate("", -math.inf)]] * 9 + [[Candidate("", 0.0)]] * 2
 
 
 def test_bleu_has_the_tokens_of_the_target_language_on_dev_and_on_test(prepared, monkeypatch):

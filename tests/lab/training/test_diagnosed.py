@@ -76,12 +76,12 @@ def test_a_placement_whose_stream_shows_no_sum_is_read_as_our_own_sublayer():
         model = build(replace(CONFIG, encoder_placement="sphere_of_a_test", decoder_placement="pre"))
     finally:
         del Placement.registry["sphere_of_a_test"]
-    found = diagnose_named(NamedSetup("spheres", Setup(model, BATCH[:2], labelled)), "standard")
-    encoder, decoder = found.structure.stacks
+    diagnosis = diagnose_named(NamedSetup("spheres", Setup(model, BATCH[:2], labelled)), "standard")
+    encoder, decoder = diagnosis.structure.stacks
     assert [view.role for view in encoder.sublayers] == ["self_attention", "ffn"] * 2
     assert {view.placement for view in encoder.sublayers} == {"other"}
     assert {view.placement for view in decoder.sublayers} == {"pre"}
-    assert not [f for f in found.at_least("warning") if f.name in ("not_done", "not_finite")]
+    assert not [f for f in diagnosis.at_least("warning") if f.name in ("not_done", "not_finite")]
 
 
 # --------------------------------------------------------------------------------------------- configurations
@@ -122,17 +122,17 @@ def test_its_loss_is_that_of_training_a_token(text, tmp_path):
 
 def test_a_language_model_too(tmp_path):
     config = tiny_language_model(write_plain(tmp_path / "text"), "pre")
-    found = diagnose_named(setup_from_config(config, tmp_path, tokens=256), "cheap")
-    assert found.model == "Decoder"
-    assert "Pre-LN with 2 layers" in str(found)
-    assert not [f for f in found.findings if f.name == "not_done"]
+    diagnosis = diagnose_named(setup_from_config(config, tmp_path, tokens=256), "cheap")
+    assert diagnosis.model == "Decoder"
+    assert "Pre-LN with 2 layers" in str(diagnosis)
+    assert not [f for f in diagnosis.findings if f.name == "not_done"]
 
 
 def test_a_whole_diagnosis_of_a_configuration(text, tmp_path):
-    found = diagnose_named(setup_from_config(tiny(text, "post", lr=2e-3), tmp_path, tokens=512), "full")
-    assert not [f for f in found.findings if f.name == "not_done"], str(found)
-    assert found.facts["optimizer"] == "Adam, lr 0.002"
-    assert set(found.tables["curvature"].column("quantity")) > {"critical_lr", "largest_eigenvalue"}
+    diagnosis = diagnose_named(setup_from_config(tiny(text, "post", lr=2e-3), tmp_path, tokens=512), "full")
+    assert not [f for f in diagnosis.findings if f.name == "not_done"], str(diagnosis)
+    assert diagnosis.facts["optimizer"] == "Adam, lr 0.002"
+    assert set(diagnosis.tables["curvature"].column("quantity")) > {"critical_lr", "largest_eigenvalue"}
 
 
 # ----------------------------------------------------------------------------------------------------- runs
@@ -155,15 +155,13 @@ def test_a_run_is_taken_at_its_checkpoint_with_its_optimizer(trained):
     assert last.setup.optimizer.state
     assert not isinstance(best.setup.optimizer, torch.optim.Optimizer)
     assert last.title.endswith("last checkpoint")
-    found = diagnose_named(last, "cheap")
-    assert found.facts["optimizer"].startswith("Adam during its training, lr 0.00")
+    diagnosis = diagnose_named(last, "cheap")
+    assert diagnosis.facts["optimizer"].startswith("Adam during its training, lr 0.00")
 
 
 def test_a_run_without_that_checkpoint(tmp_path):
     folder = RunFolder.create(tmp_path / "new", Config())
-    with pytest.raises(
-        FileNotFoundError, match="no checkpoint 'last' yet; train it on: normlab train --config"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 'last' .*normlab train --config"):
         setup_from_run(folder, "last", tokens=256)
 
 

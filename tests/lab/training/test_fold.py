@@ -52,31 +52,31 @@ def folded(run):
 
 
 def test_the_folder_is_a_run_that_gives_the_same_translations(text, run, folded):
-    found, plain = folded
-    assert found.float32 < BOUND * found.largest_logit
-    assert found.float64 < 1e-12 * found.largest_logit
-    assert (found.equal_outputs, found.outputs) == (10, 10)
-    assert 1 < found.batches <= module.BATCHES
+    result, plain = folded
+    assert result.float32 < BOUND * result.largest_logit
+    assert result.float64 < 1e-12 * result.largest_logit
+    assert (result.equal_outputs, result.outputs) == (10, 10)
+    assert 1 < result.batches <= module.BATCHES
     source = read_lines(text.test_src)
     outputs = translate(plain.path, source)
     assert outputs == translate(run.path, source)
     assert len(set(outputs)) > 3
     assert plain.status() == run.status()
-    assert from_json(module.FoldResult, (plain.path / "fold.json").read_text()) == found
+    assert from_json(module.FoldResult, (plain.path / "fold.json").read_text()) == result
 
 
 def test_the_configuration_is_a_recipe_of_plain_parts(run, folded):
-    found, plain = folded
+    result, plain = folded
     config = plain.config()
-    assert (found.before, found.after) == ("admin", config.recipe)
+    assert (result.before, result.after) == ("admin", config.recipe)
     resolved = resolve(config.recipe, config)
     assert replace(resolved, recipe=config.recipe) == config
     assert config.recipe.split("+")[:3] == ["post", "untied", "learned"]
     assert not plain.stale()
     assert plain.id() not in {run.id(), run.path.name}
     sizes = [sum(w.numel() for w in load_file(f.best / "model.safetensors").values()) for f in (run, plain)]
-    assert sizes == [found.parameters_before, found.parameters_after]
-    assert found.positions == config.model.max_positions
+    assert sizes == [result.parameters_before, result.parameters_after]
+    assert result.positions == config.model.max_positions
 
 
 def test_the_folder_can_be_trained_on(run, folded, tmp_path):
@@ -95,12 +95,12 @@ def test_the_command_prints_what_was_measured(run, tmp_path, capsys, monkeypatch
     assert main(["run", "fold", run.path.name[:6], "--max-positions", "64"]) == 0
     said = capsys.readouterr().out
     plain = RunFolder(folder.with_name(f"plain-{folder.name}"))
-    found = from_json(module.FoldResult, (plain.path / "fold.json").read_text())
-    assert found.positions == 64
+    result = from_json(module.FoldResult, (plain.path / "fold.json").read_text())
+    assert result.positions == 64
     facts = [
-        f"{found.float32:.2g} in float32",
+        f"{result.float32:.2g} in float32",
         "10 of 10",
-        f"{found.parameters_after:,}",
+        f"{result.parameters_after:,}",
         str(plain.path.name),
     ]
     assert [fact for fact in facts if fact not in said] == []
@@ -115,9 +115,9 @@ def test_the_command_prints_what_was_measured(run, tmp_path, capsys, monkeypatch
 
 def test_a_language_model_is_folded(tmp_path):
     config = tiny_language_model(write_plain(tmp_path), "deepnorm", steps=2)
-    found = fold(train(config, tmp_path / "runs"), tmp_path / "plain")
-    assert found.float64 < 1e-12 * found.largest_logit
-    assert (found.outputs, found.equal_outputs) == (0, 0)
+    result = fold(train(config, tmp_path / "runs"), tmp_path / "plain")
+    assert result.float64 < 1e-12 * result.largest_logit
+    assert (result.outputs, result.equal_outputs) == (0, 0)
     assert not RunFolder(tmp_path / "plain").config().model.separate_source
 
 
@@ -191,11 +191,11 @@ def test_a_config_is_named_as_a_recipe(recipe):
 @pytest.mark.parametrize("recipe", METHODS)
 def test_a_trained_model_of_each_method_becomes_plain(text, tmp_path, recipe):
     folder = train(tiny(text, recipe, steps=60, lr=1e-2), tmp_path)
-    found = fold(folder, tmp_path / "plain")
-    assert found.float32 < BOUND * found.largest_logit
-    assert found.float64 < 1e-12 * found.largest_logit
-    assert found.equal_outputs == found.outputs
-    assert found.after != found.before
+    result = fold(folder, tmp_path / "plain")
+    assert result.float32 < BOUND * result.largest_logit
+    assert result.float64 < 1e-12 * result.largest_logit
+    assert result.equal_outputs == result.outputs
+    assert result.after != result.before
 
 
 def test_the_page_holds_the_measured_table():

@@ -64,8 +64,8 @@ def ended(rows, *, total=2000, **more):
 def judged(rows, *, total=2000):
     """The first verdict while the run goes on, or else the one at its end, with the step of the judgement."""
     for end in range(1, len(rows) + 1):
-        if found := verdict(rows[:end], total=total, final=False):
-            return found, rows[end - 1]["step"]
+        if reached := verdict(rows[:end], total=total, final=False):
+            return reached, rows[end - 1]["step"]
     return ended(rows, total=total), total
 
 
@@ -79,9 +79,9 @@ SEEDS = range(2)
 @each("noise", [0.02, 0.3])
 @each("to", [1.0, 3.0, 5.0])
 def test_a_run_that_learns_is_trained_at_its_end(to, noise, seed):
-    found, step = judged(curve(decay(to), noise=noise, seed=seed))
-    assert (found.state, found.step, step) == ("trained", 2000, 2000)
-    assert re.search(r"from [89]\.\d\d at the start", found.evidence)
+    reached, step = judged(curve(decay(to), noise=noise, seed=seed))
+    assert (reached.state, reached.step, step) == ("trained", 2000, 2000)
+    assert re.search(r"from [89]\.\d\d at the start", reached.evidence)
 
 
 @each("seed", SEEDS)
@@ -89,14 +89,14 @@ def test_a_run_that_learns_is_trained_at_its_end(to, noise, seed):
 @each("x0", [0.4, 0.5, 0.6, 0.7])
 def test_a_slow_starter_that_creeps_down_is_not_stopped(x0, total, every, seed):
     rows = curve(takes_off_at(x0), total=total, every=every, noise=0.01, seed=seed)
-    found, step = judged(rows, total=total)
-    assert (found.state, step) == ("trained", total)
+    reached, step = judged(rows, total=total)
+    assert (reached.state, step) == ("trained", total)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_slow_starter_among_noisy_batches_is_not_stopped(seed):
-    found, _ = judged(curve(takes_off_at(0.55, slope=0.1), noise=0.1, seed=seed))
-    assert found.state == "trained"
+    reached, _ = judged(curve(takes_off_at(0.55, slope=0.1), noise=0.1, seed=seed))
+    assert reached.state == "trained"
 
 
 def test_a_flat_start_is_given_half_the_steps():
@@ -132,11 +132,11 @@ def test_a_rise_at_the_start_that_falls_again_is_let_be():
 @each("level", [0.96, 1.0, 1.05])
 def test_a_flat_run_is_stuck_and_stopped_early(level, total, every, noise, seed):
     rows = curve(decay(level * ENTROPY), total=total, every=every, noise=noise, seed=seed)
-    found, step = judged(rows, total=total)
-    assert found.state == "stuck"
+    reached, step = judged(rows, total=total)
+    assert reached.state == "stuck"
     assert total / 2 <= step <= 0.9 * total
-    assert found.step == step
-    assert "token frequencies alone give 6.00" in found.evidence
+    assert reached.step == step
+    assert "token frequencies alone give 6.00" in reached.evidence
 
 
 def test_nothing_is_stuck_before_half_of_the_steps():
@@ -145,9 +145,9 @@ def test_nothing_is_stuck_before_half_of_the_steps():
 
 
 def test_a_run_that_ends_while_it_falls_is_trained_and_says_so():
-    found, step = judged(curve(lambda x: START - 1.5 * x, total=400), total=400)
-    assert (found.state, step) == ("trained", 400)
-    assert found.evidence.endswith("; still falling")
+    reached, step = judged(curve(lambda x: START - 1.5 * x, total=400), total=400)
+    assert (reached.state, step) == ("trained", 400)
+    assert reached.evidence.endswith("; still falling")
 
 
 def test_a_run_that_falls_only_because_its_rate_does_is_stuck_at_its_end():
@@ -161,9 +161,9 @@ def test_a_run_that_falls_only_because_its_rate_does_is_stuck_at_its_end():
 def test_a_run_that_falls_back_to_the_entropy_is_judged_by_the_weights_that_it_keeps():
     rows = curve(lambda x: decay(3.0)(x) if x < 0.5 else 6.0)
     assert ended(rows).state == "stuck"
-    found = verdict([*rows, dev(800, 3.1), dev(2000, 6.0)], best=800)
-    assert found.state == "trained"
-    assert re.search(r"dev NLL 3\.10 .* (5\.9|6\.0)\d at the end of training$", found.evidence)
+    reached = verdict([*rows, dev(800, 3.1), dev(2000, 6.0)], best=800)
+    assert reached.state == "trained"
+    assert re.search(r"dev NLL 3\.10 .* (5\.9|6\.0)\d at the end of training$", reached.evidence)
 
 
 def test_no_run_that_is_good_on_dev_is_stopped():
@@ -194,9 +194,9 @@ def test_no_run_that_is_good_on_dev_is_stopped():
 )
 def test_a_model_whose_outputs_do_not_depend_on_its_source(more, state, words):
     rows = curve(decay(3.0))
-    found = verdict([*rows, dev(2000, 3.0, **more)], best=2000, has_source=True)
-    assert found.state == state
-    assert words in found.evidence
+    reached = verdict([*rows, dev(2000, 3.0, **more)], best=2000, has_source=True)
+    assert reached.state == state
+    assert words in reached.evidence
 
 
 def test_only_a_task_with_a_source_speaks_of_it():
@@ -215,9 +215,9 @@ def test_a_run_that_ends_in_its_warmup_says_so():
 
 
 def test_a_falling_loss_does_not_excuse_that_the_source_is_ignored():
-    found = ended(curve(lambda x: 5.0 - x), nll_exchanged=4.05)
-    assert found.state == "ignores its source"
-    assert found.evidence.endswith("; still falling")
+    reached = ended(curve(lambda x: 5.0 - x), nll_exchanged=4.05)
+    assert reached.state == "ignores its source"
+    assert reached.evidence.endswith("; still falling")
 
 
 def test_no_run_ignores_its_source_before_its_end():
@@ -240,14 +240,14 @@ def test_the_best_weights_decide_whether_the_source_is_read():
 def test_what_is_not_finite_diverged_at_once(name, value):
     rows = curve(decay(2.0))
     rows[5][name] = value
-    found, step = judged(rows)
-    assert (found.state, found.step, step) == ("diverged", 50, 50)
-    assert f"is {value} at step 50" in found.evidence
+    reached, step = judged(rows)
+    assert (reached.state, reached.step, step) == ("diverged", 50, 50)
+    assert f"is {value} at step 50" in reached.evidence
 
 
 def test_a_dev_loss_that_is_not_finite_counts_too():
-    found = verdict([*curve(decay(2.0)), dev(100, math.nan)], best=100)
-    assert (found.state, found.evidence) == ("diverged", "dev NLL is nan at step 100")
+    reached = verdict([*curve(decay(2.0)), dev(100, math.nan)], best=100)
+    assert (reached.state, reached.evidence) == ("diverged", "dev NLL is nan at step 100")
 
 
 def test_a_run_that_ends_above_its_start_diverged_whatever_its_best_weights_are():
@@ -263,10 +263,10 @@ def test_a_dev_loss_above_the_start_is_diverged():
 @each("noise", [0.02, 0.3])
 def test_a_run_that_stays_above_its_start_diverged_and_is_stopped(noise, seed):
     rows = curve(lambda x: decay(4.0)(x) if x < 0.3 else 11.0, noise=noise, seed=seed)
-    found, step = judged(rows)
-    assert found.state == "diverged"
+    reached, step = judged(rows)
+    assert reached.state == "diverged"
     assert 780 <= step <= 1200, "after a whole window, and not much later"
-    assert re.search(r"above the [89]\.\d\d it began with", found.evidence)
+    assert re.search(r"above the [89]\.\d\d it began with", reached.evidence)
 
 
 # ------------------------------------------------------------------------------------------ little to see

@@ -49,7 +49,7 @@ def test_a_request_that_is_placed_twice_is_the_same(monkeypatch):
             return jobs or 40, machine.threads or 1
 
     monkeypatch.setitem(BACKENDS, "ray", Cluster)  # pyrefly: ignore
-    found = on_backend(CompareRequest(on="ray", base=Config(machine=MachineConfig(threads=2))))
-    assert (found.jobs, found.base.machine.threads) == (40, 2)
-    assert on_backend(found) == found
+    request = on_backend(CompareRequest(on="ray", base=Config(machine=MachineConfig(threads=2))))
+    assert (request.jobs, request.base.machine.threads) == (40, 2)
+    assert on_backend(request) == request
     assert on_backend(CompareRequest(on="ray", jobs=3)).jobs == 3

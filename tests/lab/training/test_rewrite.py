@@ -16,7 +16,7 @@ from contracts.variants import ALONE, CONFIG, SEQ2SEQ, VOCAB, inputs, kind_of, l
 from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.lab.recipes.grammar import resolve
-from normlab.lab.training.fold import rewrite
+from normlab.lab.training.rewrite import rewrite
 from normlab.nn import Norm, Placement, Seq2Seq
 
 FLOAT64, FLOAT32 = 1e-12, 1e-5
@@ -62,33 +62,33 @@ def model_config(recipe, **sizes):
 @torch.no_grad()
 def logits(model, config):
     """The outputs of a model, all of them, as one vector."""
-    found = model(*inputs(model))
-    return torch.cat([one.flatten() for one in (found if isinstance(found, tuple) else (found,))])
+    outputs = model(*inputs(model))
+    return torch.cat([one.flatten() for one in (outputs if isinstance(outputs, tuple) else (outputs,))])
 
 
 def assert_equal_models(config, model):
     """Compare with a model that is built from the plain config alone, in float64 and in float32."""
     before = deepcopy(model.state_dict())
-    found = rewrite(model, config)
+    rewritten = rewrite(model, config)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     for dtype, bound in ((torch.float64, FLOAT64), (torch.float32, FLOAT32)):
-        built = kind_of(config)(found.config, VOCAB).to(dtype).eval()
-        built.load_state_dict(found.model.state_dict())
+        built = kind_of(config)(rewritten.config, VOCAB).to(dtype).eval()
+        built.load_state_dict(rewritten.model.state_dict())
         expected = logits(deepcopy(model).to(dtype), config)
         difference = (logits(built, config) - expected).abs().max()
         assert float(difference / expected.abs().max()) < bound
-    return found
+    return rewritten
 
 
 @pytest.mark.slow
 @each("recipe", BECOMES)
 def test_a_method_becomes_a_plain_model(recipe):
     config = model_config(recipe)
-    found = assert_equal_models(config, perturbed(config))
+    rewritten = assert_equal_models(config, perturbed(config))
     placement, choices = BECOMES[recipe]
     expected = replace(config, encoder_placement=placement, decoder_placement=placement, scheme="xavier")
-    assert found.config == replace(expected, **choices)
-    assert found.changed == (recipe != "post+looklinear")
+    assert rewritten.config == replace(expected, **choices)
+    assert rewritten.changed == (recipe != "post+looklinear")
 
 
 @pytest.mark.slow
@@ -101,54 +101,54 @@ def test_every_variant_stays_the_same_model(config):
 @pytest.mark.parametrize("recipe", ["admin", "deepnorm+fixnorm", "rezero"])
 def test_a_plain_model_is_not_folded_again(recipe):
     config = model_config(recipe)
-    found = rewrite(perturbed(config), config)
-    again = rewrite(found.model, found.config)
+    rewritten = rewrite(perturbed(config), config)
+    again = rewrite(rewritten.model, rewritten.config)
     assert not again.changed
-    assert again.config == found.config
+    assert again.config == rewritten.config
 
 
 @each("recipe", KEPT)
 def test_what_has_no_exact_rewrite_stays_with_the_reason(recipe):
     config = model_config(recipe)
-    found = rewrite(perturbed(config), config)
-    assert not found.changed
-    assert len(found.kept) == 1
+    rewritten = rewrite(perturbed(config), config)
+    assert not rewritten.changed
+    assert len(rewritten.kept) == 1
     reasons = {
         part.no_fold for part in (*Placement.registry.values(), *Norm.registry.values()) if part.no_fold
     }
-    assert found.kept[0].partition(": ")[2] in reasons
+    assert rewritten.kept[0].partition(": ")[2] in reasons
 
 
 def test_one_part_is_folded_where_another_stays():
     config = model_config("enc:sandwich/dec:layerscale+fixnorm")
-    found = rewrite(perturbed(config), config)
+    rewritten = rewrite(perturbed(config), config)
     changed = replace(config, decoder_placement="pre", embedding="plain")
-    assert found.config == changed
-    assert [why.split()[0] for why in found.kept] == ["sandwich"]
+    assert rewritten.config == changed
+    assert [why.split()[0] for why in rewritten.kept] == ["sandwich"]
 
 
 def test_a_factor_for_each_channel_needs_a_gain_for_each_channel():
     config = model_config("admin+scalenorm")
-    found = rewrite(perturbed(config), config)
-    assert found.config == config
-    assert any("one g for all channels" in why for why in found.kept)
+    rewritten = rewrite(perturbed(config), config)
+    assert rewritten.config == config
+    assert any("one g for all channels" in why for why in rewritten.kept)
 
 
 def test_nothing_is_divided_by_zero():
     config = model_config("admin")
     model = perturbed(config)
     nn.init.zeros_(model.decoder.sublayers[2].place.omega[3:4])
-    found = rewrite(model, config)
-    assert (found.config.encoder_placement, found.config.decoder_placement) == ("post", "admin")
-    assert any("is 0" in why for why in found.kept)
+    rewritten = rewrite(model, config)
+    assert (rewritten.config.encoder_placement, rewritten.config.decoder_placement) == ("post", "admin")
+    assert any("is 0" in why for why in rewritten.kept)
     assert_equal_models(config, model)
 
 
 def test_gains_of_heads_behind_an_inner_norm_stay():
     config = model_config("pre+innernorm+headgain")
-    found = assert_equal_models(config, perturbed(config))
-    assert not found.changed
-    assert any("gains of heads" in why for why in found.kept)
+    rewritten = assert_equal_models(config, perturbed(config))
+    assert not rewritten.changed
+    assert any("gains of heads" in why for why in rewritten.kept)
 
 
 def test_stacks_whose_plain_forms_need_different_choices_are_refused():

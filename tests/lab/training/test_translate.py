@@ -35,11 +35,11 @@ def test_text(text):
 @pytest.mark.slow
 def test_a_run_folder_gives_the_translations_that_were_scored(run, test_text):
     source, references = test_text
-    found = translate(run.path, source)
-    assert found == run.outputs.read_text(encoding="utf-8").split("\n")[:-1]
-    assert len(set(found)) > 3, "it has learnt to tell sentences apart"
+    translations = translate(run.path, source)
+    assert translations == run.outputs.read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(set(translations)) > 3, "it has learnt to tell sentences apart"
     scores = read_json(run.scores)
-    expected = score(found, references)
+    expected = score(translations, references)
     assert (scores["bleu"], scores["chrf"]) == (expected.bleu, expected.chrf)
     assert scores["perplexity"] == pytest.approx(math.exp(scores["nll"]))
     assert 1 < scores["perplexity"] != scores["perplexity_smoothed"]
@@ -135,7 +135,7 @@ def test_other_names_of_weights_are_refused(run):
 
 
 def test_text_that_utf8_cannot_hold_is_refused(run):
-    with pytest.raises(UserError, match=r"lines\[1\] must be text that UTF-8 can hold, got '\\ud800'"):
+    with pytest.raises(UserError, match=r"lines\[1\] .*'\\ud800'"):
         translate(run.path, ["x", "\ud800"])
     with pytest.raises(UserError, match=r"prefixes\[0\] .* UTF-8"):
         translate(run.path, ["x"], prefixes=["\udce4"])
@@ -151,8 +151,7 @@ def test_a_run_without_weights_is_told(run, tmp_path):
     folder = RunFolder.create(tmp_path / "new", run.config())
     folder.tokenizer.write_bytes(run.tokenizer.read_bytes())
     with pytest.raises(
-        FileNotFoundError,
-        match=r"new has no checkpoint 'best' yet; train it on: normlab train --config .*new/config\.json",
+        FileNotFoundError, match=r"new has no checkpoint 'best' .*--config .*new/config\.json"
     ):
         translate(folder.path, ["one"])
     with pytest.raises(FileNotFoundError, match=r"there is no .*config\.json"):

@@ -22,7 +22,7 @@ from normlab.lab.recipes.grammar import resolve
 from normlab.lab.runs import RunFolder
 from normlab.lab.tasks import TASKS
 from normlab.lab.training.ranks import SINGLE_PROCESS, Ranks
-from normlab.lab.training.train import Run
+from normlab.lab.training.run import Run
 from normlab.lab.training.trainer import Trainer
 
 NAMES = ("train_src", "train_tgt", "dev_src", "dev_tgt", "test_src", "test_tgt")

@@ -88,7 +88,7 @@ def test_dropout_module_is_nothing_in_evaluation_and_refuses_bad_rates():
     assert Dropout(0.0)(x) is x
     assert repr(Dropout(0.5)) == "Dropout(p=0.5)"
     for p in (-0.1, 1.0):
-        with pytest.raises(ValueError, match=rf"^a dropout probability is at least 0 and below 1, got {p}$"):
+        with pytest.raises(ValueError, match=rf"got {p}$"):
             Dropout(p)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -65,69 +66,105 @@ def compare(
     """
     grid = grid_of(request, setups)
     request = grid.request
-    list(map(grid.recipe, request.recipes))  # find what cannot be counted before the first training
-    work = Queue(request.out, grid.request.jobs, watch, grid.start)
-    left = {recipe: {(lr, request.sweep_seed) for lr in grid.sweep(recipe)} for recipe in request.recipes}
-    reported: set[str] = set()
+    for recipe in request.recipes:
+        grid.facts(recipe)  # find what cannot be counted before the first training
+    schedule = _Schedule(grid)
+    work = Queue(request.out, request.jobs, watch, grid.start)
 
-    def finished(recipe: str) -> bool:
-        return recipe in reported and not left[recipe]
-
-    def written() -> Comparison:
-        comparison = _conclude(grid, list(filter(finished, request.recipes)), work.failed)
+    def conclude() -> Comparison:
+        finished = [recipe for recipe in request.recipes if schedule.finished(recipe)]
+        comparison = _conclude(grid, finished, work.failed)
         write_text_atomic(request.out / "comparison.json", to_json(comparison))
         publish(comparison)
         return comparison
 
-    def report(recipe: str) -> None:
-        reported.add(recipe)
-        left[recipe] = {(grid.chosen_lr(recipe), seed) for seed in grid.seeds}
-        for lr, seed in sorted(left[recipe]):
-            work.add(grid.config(recipe, lr, seed))
-
     def after(config: Config) -> None:
-        recipe = config.recipe
-        left[recipe].discard((config.optim.lr, config.seeds.init))
-        if not left[recipe] and recipe not in reported:
-            report(recipe)
-        elif finished(recipe) and not all(map(finished, request.recipes)):
-            written()
+        following = schedule.after(config)
+        for next_config in following:
+            work.add(next_config)
+        if not following and schedule.finished(config.recipe) and not schedule.all_finished():
+            conclude()
 
-    for recipe, lr in grid.sweeps():
-        work.add(grid.config(recipe, lr, request.sweep_seed))
-    list(map(report, [recipe for recipe in request.recipes if not left[recipe]]))
+    for config in schedule.first():
+        work.add(config)
     work.run(after)
-    return written()
+    return conclude()
+
+
+class _Schedule:
+    """Which runs of a comparison are left: of each recipe its sweep, then the seeds at the chosen rate."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid, self._recipes = grid, grid.request.recipes
+        self._left: dict[str, set[tuple[float, int]]] = {}
+        """The rates and seeds of the runs of a recipe that are under way."""
+        for recipe in self._recipes:
+            self._left[recipe] = {(lr, grid.request.sweep_seed) for lr in grid.sweep(recipe)}
+        self._swept: set[str] = set()
+        """The recipes whose rate is chosen."""
+
+    def first(self) -> list[Config]:
+        """Return the runs to begin with: all sweeps, and the seeds of recipes that have none."""
+        configs = [
+            self._grid.config(name, lr, self._grid.request.sweep_seed) for name, lr in self._grid.sweeps()
+        ]
+        for recipe in self._recipes:
+            if not self._left[recipe]:
+                configs += self._seeds(recipe)
+        return configs
+
+    def after(self, config: Config) -> list[Config]:
+        """Return the runs that follow a finished one: the seeds of its recipe, once its sweep is complete."""
+        recipe = config.recipe
+        self._left[recipe].discard((config.optim.lr, config.seeds.init))
+        if self._left[recipe] or recipe in self._swept:
+            return []
+        return self._seeds(recipe)
+
+    def finished(self, recipe: str) -> bool:
+        return recipe in self._swept and not self._left[recipe]
+
+    def all_finished(self) -> bool:
+        return all(map(self.finished, self._recipes))
+
+    def _seeds(self, recipe: str) -> list[Config]:
+        self._swept.add(recipe)
+        lr = self._grid.chosen_lr(recipe)
+        self._left[recipe] = {(lr, seed) for seed in self._grid.seeds}
+        return [self._grid.config(recipe, lr, seed) for seed in sorted(self._grid.seeds)]
 
 
 def _conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> Comparison:
     """Compare these recipes, whose runs must all have ended."""
     request = grid.request
-    lrs = {r: grid.chosen_lr(r) for r in recipes}
-    folders = {r: [grid.folder(r, lr, seed) for seed in grid.seeds] for r, lr in lrs.items()}
-    tested = {r: scored for r, runs in folders.items() if (scored := [f for f in runs if f.scores.exists()])}
-    written = {r: [run.outputs for run in runs if run.outputs.exists()] for r, runs in tested.items()}
-    outputs = {
-        grid.label(r): read_lines(files[0]) for r, files in written.items() if len(files) == len(tested[r])
-    }
+    results: list[RecipeResult] = []
+    folders: list[RunFolder] = []
+    outputs: dict[str, list[str]] = {}
+    for recipe in recipes:
+        lr, label = grid.chosen_lr(recipe), grid.label(recipe)
+        runs = [grid.folder(recipe, lr, seed) for seed in grid.seeds]
+        folders += runs
+        results.append(
+            RecipeResult(
+                name=label,
+                trials=grid.trials(recipe),
+                lr=lr,
+                runs=tuple(folder.path.name for folder in runs),
+                **vars(grid.facts(recipe)),
+            )
+        )
+        lines = _sample_outputs(runs)
+        if lines:
+            outputs[label] = lines
     comparison = Comparison(
         title=request.title,
         command=request.command,
         date=datetime.date.today().isoformat(),
-        machine=hardware([f for runs in folders.values() for f in runs]),
+        machine=hardware(folders),
         metrics=grid.metrics,
         seeds=grid.seeds,
         lrs=tuple(sorted({lr for recipe in request.recipes for lr in grid.rates(recipe)})),
-        recipes=tuple(
-            RecipeResult(
-                name=grid.label(r),
-                trials=grid.trials(r),
-                lr=lrs[r],
-                runs=tuple(folder.path.name for folder in folders[r]),
-                **grid.recipe(r),
-            )
-            for r in recipes
-        ),
+        recipes=tuple(results),
         samples=grid.samples(outputs),
         margin=request.margin or grid.metrics[0].margin,
         sweep_seed=request.sweep_seed if grid.sweeps() else None,
@@ -135,16 +172,25 @@ def _conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> 
         sample_seed=grid.seeds[0],
         open_recipes=tuple(grid.label(recipe) for recipe in request.recipes if recipe not in recipes),
         failed=tuple(f"{run}: {reason}" for run, reason in failed.items()),
-        **grid.known(),
+        **vars(grid.background()),
     )
     return judge(comparison, request.out, exchanges=request.exchanges)
+
+
+def _sample_outputs(runs: Sequence[RunFolder]) -> list[str]:
+    """Return the outputs of a recipe's first seed with scores; none unless every run with scores has some."""
+    tested = [run for run in runs if run.scores.exists()]
+    if not tested or not all(run.outputs.exists() for run in tested):
+        return []
+    return read_lines(tested[0].outputs)
 
 
 def hardware(folders: Sequence[RunFolder]) -> str:
     """Return the hardware that the runs were trained on, with the number of runs on each if it differs."""
     counts = Counter(folder.status().hardware or "hardware not recorded" for folder in folders)
-    each = [f"{words}: {count(runs, 'run')}" for words, runs in counts.items()]
-    return "; ".join(counts if len(counts) == 1 else each)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return "; ".join(f"{machine}: {count(runs, 'run')}" for machine, runs in counts.items())
 
 
 def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Comparison:
@@ -165,45 +211,59 @@ def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Compa
 
 def _signatures(comparison: Comparison, root: Path) -> dict[str, str]:
     """The signature of each metric, or several if its runs were scored in different ways."""
-    by_metric: dict[str, dict[str, None]] = {}
-    for run in (run for recipe in comparison.recipes for run in recipe.runs):
-        scores = RunFolder(root / run).scores
-        for name, signature in (read_json(scores) if scores.exists() else {}).get("signatures", {}).items():
-            by_metric.setdefault(name, {})[signature] = None
+    by_metric: dict[str, list[str]] = {}
+    for recipe in comparison.recipes:
+        for run in recipe.runs:
+            scores = RunFolder(root / run).scores
+            if not scores.exists():
+                continue
+            for name, signature in read_json(scores).get("signatures", {}).items():
+                signatures = by_metric.setdefault(name, [])
+                if signature not in signatures:
+                    signatures.append(signature)
     return {name: " or ".join(signatures) for name, signatures in by_metric.items()}
 
 
 def _result(recipe: RecipeResult, comparison: Comparison, root: Path) -> RecipeResult:
-    every = dict.fromkeys([*(t.run for t in recipe.trials), *recipe.runs])
-    status = {run: RunFolder(root / run).status() for run in every}
+    """Return a recipe with what its runs say."""
+    all_runs = dict.fromkeys([*(trial.run for trial in recipe.trials), *recipe.runs])
+    status = {run: RunFolder(root / run).status() for run in all_runs}
     result = replace(
         recipe,
-        trials=tuple(SweepRun.of(t.run, t.lr, status[t.run]) for t in recipe.trials),
+        trials=tuple(SweepRun.of(trial.run, trial.lr, status[trial.run]) for trial in recipe.trials),
         outcomes=tuple(status[run].ended_as for run in recipe.runs),
         scores=_scores(comparison.metrics, [RunFolder(root / run) for run in recipe.runs]),
         train_seconds=median(status[run].train_seconds for run in recipe.runs),
-        total_seconds=sum(each.train_seconds for each in status.values()),
+        total_seconds=sum(run_status.train_seconds for run_status in status.values()),
     )
-    return replace(
-        result,
-        trains=statistics.share(result.trained, result.ended) if result.ended else None,
-        means={m.name: mean for m in comparison.metrics if (mean := _mean(result, m))},
-    )
+    means: dict[str, Interval] = {}
+    for metric in comparison.metrics:
+        mean = _mean(result, metric)
+        if mean is not None:
+            means[metric.name] = mean
+    trains = statistics.share(result.trained, result.ended) if result.ended else None
+    return replace(result, trains=trains, means=means)
 
 
 def _scores(metrics: Sequence[Metric], folders: Sequence[RunFolder]) -> dict[str, tuple[float | None, ...]]:
     """The test scores by metric, one for each run, for the metrics that at least one run has."""
-    read = [read_scores(folder.scores) for folder in folders]
-    scores = {m.name: tuple(of_run.get(m.name) for of_run in read) for m in metrics}
-    return {name: values for name, values in scores.items() if any(value is not None for value in values)}
+    of_runs = [read_scores(folder.scores) for folder in folders]
+    scores: dict[str, tuple[float | None, ...]] = {}
+    for metric in metrics:
+        values = tuple(of_run.get(metric.name) for of_run in of_runs)
+        if any(value is not None for value in values):
+            scores[metric.name] = values
+    return scores
 
 
 def _values(recipe: RecipeResult, metric: Metric) -> statistics.Array:
     """Scores on the metric's scale by seed; NaN if the run did not train or has no finite score."""
     scores = recipe.scores.get(metric.name, (None,) * len(recipe.runs))
-    pairs = zip(scores, recipe.outcomes, strict=True)
-    kept = np.array([s if s is not None and has_trained(o) else np.nan for s, o in pairs], dtype=np.float64)
-    return statistics.MetricScale(metric).values(np.where(np.isfinite(kept), kept, np.nan))
+    values = np.full(len(scores), np.nan)
+    for index, (score, outcome) in enumerate(zip(scores, recipe.outcomes, strict=True)):
+        if score is not None and math.isfinite(score) and has_trained(outcome):
+            values[index] = score
+    return statistics.MetricScale(metric).values(values)
 
 
 def _mean(recipe: RecipeResult, metric: Metric) -> Interval | None:
@@ -219,7 +279,8 @@ def _differences(comparison: Comparison, root: Path, exchanges: int) -> tuple[Re
     if len(recipes) < 2:
         return ()
     values = np.stack([_values(recipe, metric) for recipe in recipes])
-    contrast, pairs = statistics.contrasts(values), list(itertools.combinations(range(len(recipes)), 2))
+    contrast = statistics.contrasts(values)
+    pairs = list(itertools.combinations(range(len(recipes)), 2))  # in the order of the contrasts
     examples = {recipe.name: _examples(recipe, metric, root) for recipe in recipes}
     judged = []
     for index, (i, j) in enumerate(pairs):
@@ -249,9 +310,12 @@ def _examples(recipe: RecipeResult, metric: Metric, root: Path) -> Mapping[int, 
     """The statistics of each test example under the headline metric, by the index of a seed that trained."""
     examples: dict[int, statistics.Array] = {}
     for index, (run, outcome) in enumerate(zip(recipe.runs, recipe.outcomes, strict=True)):
-        kept = RunFolder(root / run).examples
-        if has_trained(outcome) and kept.exists() and metric.name in (read := read_examples(kept)):
-            examples[index] = read[metric.name]
+        file = RunFolder(root / run).examples
+        if not has_trained(outcome) or not file.exists():
+            continue
+        by_metric = read_examples(file)
+        if metric.name in by_metric:
+            examples[index] = by_metric[metric.name]
     return examples
 
 
@@ -265,7 +329,8 @@ def _models(
     seeds = sorted(a.keys() & b.keys())
     if not seeds:
         return {}
-    first, second = (np.stack([rows[seed] for seed in seeds]) for rows in (a, b))
+    first = np.stack([a[seed] for seed in seeds])
+    second = np.stack([b[seed] for seed in seeds])
     combine = partial(TASKS[comparison.task].combine, comparison.headline.name)
     with np.errstate(all="ignore"):  # scores that are not finite
         delta = combine(first.sum(axis=1)).mean() - combine(second.sum(axis=1)).mean()

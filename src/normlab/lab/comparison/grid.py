@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,29 @@ def on_backend(request: CompareRequest) -> CompareRequest:
     return replace(request, jobs=jobs, base=replace(request.base, machine=replace(machine, threads=threads)))
 
 
+@dataclass(frozen=True)
+class Background:
+    """The fields of a ``Comparison`` that do not depend on any run."""
+
+    task: str
+    best_by: str
+    data: dict[str, str]
+    test_is_dev: bool
+    unigram_entropy_nats: float | None
+    overlap: dict[str, float] = field(default_factory=dict)
+    sample_labels: tuple[str, str] = ("source", "reference")
+
+
+@dataclass(frozen=True)
+class RecipeFacts:
+    """The fields of a ``RecipeResult`` that do not depend on any run."""
+
+    resolves_to: str
+    cost: Cost | None
+    forced: str = ""
+    explained: dict[str, str] = field(default_factory=dict)
+
+
 class Grid(ABC):
     """The configurations of a comparison, by the name of a recipe or setup, learning rate and seed."""
 
@@ -59,12 +82,12 @@ class Grid(ABC):
         """The configuration of one run."""
 
     @abstractmethod
-    def known(self) -> dict[str, Any]:
-        """The fields of ``Comparison`` that do not depend on any run."""
+    def background(self) -> Background:
+        """What is known of the comparison before any run."""
 
     @abstractmethod
-    def recipe(self, name: str) -> dict[str, Any]:
-        """The fields of ``RecipeResult`` that do not depend on any run."""
+    def facts(self, name: str) -> RecipeFacts:
+        """What is known of a recipe or setup before any run."""
 
     @abstractmethod
     def seconds(self) -> Seconds:
@@ -85,29 +108,35 @@ class Grid(ABC):
     def _refuse_same(self, keys: Mapping[str, str], message: str) -> None:
         """Raise UserError with both names if two have the same key, or the same short name."""
         labels = {name: self.label(name) for name in self.request.recipes}
-        short = "{!r} and {!r} have the same short name; give one of them another"
-        for key_of, words in ((keys, message), (labels, short)):
-            seen: dict[str, str] = {}
+        same_label = "{!r} and {!r} have the same short name; give one of them another"
+        for key_of, words in ((keys, message), (labels, same_label)):
+            first_with: dict[str, str] = {}
             for name, key in key_of.items():
-                if (other := seen.setdefault(key, name)) != name:
-                    raise UserError(words.format(other, name))
+                first = first_with.setdefault(key, name)
+                if first != name:
+                    raise UserError(words.format(first, name))
 
     def sweeps(self) -> list[tuple[str, float]]:
         """Each name with each rate of its sweep: the first rate of all names, then the second, and so on."""
-        names = self.request.recipes
-        by_place = zip_longest(*([(name, lr) for lr in self.sweep(name)] for name in names))
-        return [one for place in by_place for one in place if one is not None]
+        sweeps = [[(name, lr) for lr in self.sweep(name)] for name in self.request.recipes]
+        runs: list[tuple[str, float]] = []
+        for nth_of_each in zip_longest(*sweeps):
+            runs += [run for run in nth_of_each if run is not None]
+        return runs
 
     def folder(self, name: str, lr: float, seed: int) -> RunFolder:
         return RunFolder(self.request.out / run_id(self.config(name, lr, seed)))
 
     def sweep(self, name: str) -> dict[float, RunFolder]:
         """The folders of the sweep by rate; none if there is nothing to choose."""
-        rates, seed = self.rates(name), self.request.sweep_seed
-        return {lr: self.folder(name, lr, seed) for lr in rates} if len(rates) > 1 else {}
+        rates = self.rates(name)
+        if len(rates) == 1:
+            return {}
+        return {lr: self.folder(name, lr, self.request.sweep_seed) for lr in rates}
 
     def trials(self, name: str) -> tuple[SweepRun, ...]:
-        return tuple(SweepRun.of(f.path.name, lr, f.status()) for lr, f in self.sweep(name).items())
+        folders = self.sweep(name).items()
+        return tuple(SweepRun.of(folder.path.name, lr, folder.status()) for lr, folder in folders)
 
     def chosen_lr(self, name: str) -> float:
         """Return the learning rate that the sweep chose, see ``choose``, or the only one."""
@@ -140,11 +169,11 @@ class RunGrid(Grid):
         request = self.request
         self.task = TASKS[request.base.task]
         base = resolved_precision(request.base)
-        resolved = [resolve(n, base, force=request.force, kept=request.kept) for n in request.recipes]
+        resolved = [resolve(name, base, force=request.force, kept=request.kept) for name in request.recipes]
         for config in resolved:
             self.task.check(config)
         data, self.corpus = self.task.prepare(request.base.data, request.out / "data")
-        self.base = {c.recipe: replace(c, data=data) for c in resolved}
+        self.base = {config.recipe: replace(config, data=data) for config in resolved}
         for config in self.base.values():
             self.task.check_text(config, self.corpus)
         ids = {name: run_id(config) for name, config in self.base.items()}
@@ -160,31 +189,34 @@ class RunGrid(Grid):
         base = self.base[name]
         return replace(base, optim=replace(base.optim, lr=lr), seeds=SeedConfig.of(seed))
 
-    def known(self) -> dict[str, Any]:
+    def background(self) -> Background:
         corpus, task = self.corpus, self.task
-        return {
-            "task": task.name,
-            "best_by": selection_metric(self.metrics, self.request.base.train.best_by).name,
-            "data": corpus.facts,
-            "test_is_dev": self._test_is_dev(),
-            "overlap": getattr(corpus, "overlap", {}),
-            "unigram_entropy_nats": corpus.unigram_entropy_nats,
-            "sample_labels": task.example_labels,
-        }
+        return Background(
+            task=task.name,
+            best_by=selection_metric(self.metrics, self.request.base.train.best_by).name,
+            data=corpus.facts,
+            test_is_dev=self._test_is_dev(),
+            unigram_entropy_nats=corpus.unigram_entropy_nats,
+            overlap=getattr(corpus, "overlap", {}),
+            sample_labels=task.example_labels,
+        )
 
     def _test_is_dev(self) -> bool:
         """Whether all of the test text is dev text: its sentences are the same, or no test text was given."""
         if getattr(self.corpus, "overlap", {}).get("test in dev") == 1:
             return True
         given = [name for name in self.task.texts if getattr(self.request.base.data, name)]
-        return any(n.startswith("train_") for n in given) and not any(n.startswith("test_") for n in given)
+        trains = any(name.startswith("train_") for name in given)
+        tests = any(name.startswith("test_") for name in given)
+        return trains and not tests
 
-    def recipe(self, name: str) -> dict[str, Any]:
+    def facts(self, name: str) -> RecipeFacts:
         config = self.base[name]
-        _, short, recipe = name.partition("=")
-        resolves_to = f"{recipe.strip()}: {describe(config)}" if short else describe(config)
-        how = {"resolves_to": resolves_to, "forced": config.forced, "explained": explain(config)}
-        return how | {"cost": self._cost(name)}
+        description = describe(config)
+        _, has_alias, recipe = name.partition("=")
+        if has_alias:
+            description = f"{recipe.strip()}: {description}"
+        return RecipeFacts(description, self._cost(name), config.forced, explain(config))
 
     def label(self, name: str) -> str:
         return alias_of(name)
@@ -205,12 +237,12 @@ class RunGrid(Grid):
         disputed = [i for i in range(len(expected)) if len({lines[i] for lines in outputs.values()}) > 1]
         rows = disputed or list(range(len(expected)))
         spread = rows[:: max(1, len(rows) // SAMPLES)][:SAMPLES]
-        examples = []
-        for i in spread:
-            source, reference = map(printable, expected[i])
-            shown = {name: printable(lines[i]) for name, lines in outputs.items()}
-            examples.append(Sample(source, reference, shown))
-        return tuple(examples)
+        samples = []
+        for row in spread:
+            source, reference = map(printable, expected[row])
+            of_recipes = {name: printable(lines[row]) for name, lines in outputs.items()}
+            samples.append(Sample(source, reference, of_recipes))
+        return tuple(samples)
 
     def seconds(self) -> Seconds:
         return measure_side_by_side(list(self.base.values()), self.request.out, self.request.jobs)
@@ -235,7 +267,12 @@ class SetupGrid(Grid):
         self.rate_metric = own_runs.metric_of(first.scale)
         self.metrics = (self.rate_metric,)
         base = replace(request.base, machine=replace(request.base.machine, device=first.device))
-        super().__init__(replace(request, jobs=request.jobs if self.are_files else 1, base=base))
+        jobs = request.jobs if self.are_files else 1  # functions run in this process
+        super().__init__(replace(request, jobs=jobs, base=base))
+        self._require_comparable()
+
+    def _require_comparable(self) -> None:
+        """Raise UserError if two setups are the same, or do not see the same batches or have one unit."""
         digests = {name: seen.digest for name, seen in self.seen.items()}
         self._refuse_same(digests, "{} and {} are the same, file by file; change one of them")
         if len({seen.batches for seen in self.seen.values()}) > 1:
@@ -243,15 +280,18 @@ class SetupGrid(Grid):
                 f"{self.first} draws other batches each time from the same seed, but all runs of "
                 "a seed must see the same: take seed as an argument of setup(), and seed every generator"
             )
-        if len(metrics := {own_runs.metric_of(seen.scale).label for seen in self.seen.values()}) > 1:
+        units = {own_runs.metric_of(seen.scale).label for seen in self.seen.values()}
+        if len(units) > 1:
             raise UserError(
-                f"the losses have different units, {' and '.join(sorted(metrics))}: one is just a "
+                f"the losses have different units, {' and '.join(sorted(units))}: one is just a "
                 "cross-entropy, and another is not; let loss= return the same in each file"
             )
 
     def rates(self, name: str) -> tuple[float, ...]:
-        own = self.seen[name].course.rate
-        return tuple(self.request.lrs) or tuple(float(f"{own * factor:.6g}") for factor in AROUND)
+        if self.request.lrs:
+            return tuple(self.request.lrs)
+        rate = self.seen[name].course.rate
+        return tuple(float(f"{rate * factor:.6g}") for factor in AROUND)  # six digits, as they are shown
 
     def config(self, name: str, lr: float, seed: int) -> Config:
         train, machine = self.request.base.train, self.request.base.machine
@@ -265,7 +305,7 @@ class SetupGrid(Grid):
             machine=machine,
         )
 
-    def known(self) -> dict[str, Any]:
+    def background(self) -> Background:
         seen = self.seen[self.first]
         first, steps = self.label(self.first), self.request.base.train.steps
         scored = "the mean loss of the last tenth of the steps, each before its step"
@@ -275,25 +315,26 @@ class SetupGrid(Grid):
             "batches": f"those of {first}, for all",
             "held out": f"{scored}; every second one chooses rates, the others are reported",
         }
-        if (planned := seen.planned_steps) and planned != steps:
+        planned = seen.planned_steps
+        if planned and planned != steps:
             facts["steps"] = f"{steps:,}, where {first} plans {planned:,}: its schedule does not end"
-        if compiled := [self.label(name) for name, one in self.seen.items() if one.compiled]:
+        compiled = [self.label(name) for name, setup in self.seen.items() if setup.compiled]
+        if compiled:
             facts["compiled"] = f"{', '.join(compiled)}, and trained as written: no time is of compiled code"
-        return {
-            "task": OWN_TASK,
-            "best_by": "",
-            "data": facts,
-            "test_is_dev": seen.held_out == 1,
-            "unigram_entropy_nats": seen.scale.unigram,
-        }
+        return Background(
+            task=OWN_TASK,
+            best_by="",
+            data=facts,
+            test_is_dev=seen.held_out == 1,
+            unigram_entropy_nats=seen.scale.unigram,
+        )
 
-    def recipe(self, name: str) -> dict[str, Any]:
-        seen, label = self.seen[name], self.label(name)
-        file = f"{self.setups[name]}: " if self.are_files and label != self.setups[name] else ""
-        return {
-            "resolves_to": f"{file}{seen.kind}, own rate {short_rate(seen.course.rate)}",
-            "cost": seen.cost,
-        }
+    def facts(self, name: str) -> RecipeFacts:
+        seen = self.seen[name]
+        description = f"{seen.kind}, own rate {short_rate(seen.course.rate)}"
+        if self.are_files and self.label(name) != self.setups[name]:
+            description = f"{self.setups[name]}: {description}"
+        return RecipeFacts(description, seen.cost)
 
     def label(self, name: str) -> str:
         return alias_of(name) if self.are_files and self.setups[name] != name else name

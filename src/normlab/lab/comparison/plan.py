@@ -117,23 +117,24 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
     grid = grid_of(request)
     request = grid.request
     metric = grid.metrics[0]
-    sweep = tuple(
-        PlannedRun(recipe, lr, request.sweep_seed, folder.path.name, folder.status().state == "done")
-        for recipe in request.recipes
-        for lr, folder in grid.sweep(recipe).items()
-    )
+    sweep: list[PlannedRun] = []
+    for recipe in request.recipes:
+        for lr, folder in grid.sweep(recipe).items():
+            done = folder.status().state == "done"
+            sweep.append(PlannedRun(recipe, lr, request.sweep_seed, folder.path.name, done))
     seconds = grid.seconds()
-    open_runs = sum(not p.done for p in sweep) + sum(map(grid.open_seed_runs, request.recipes))
-    task = grid.known()["task"]
+    open_runs = sum(not run.done for run in sweep) + sum(map(grid.open_seed_runs, request.recipes))
+    rounds = -(-open_runs // request.jobs)
+    task = grid.background().task
     spreads = (spread(folder, task, metric) for folder in (request.out, *kept))
-    seen = next(filter(None, spreads), None)
+    seen = next((found for found in spreads if found is not None), None)
     return ComparePlan(
         metric=metric,
-        sweep=sweep,
+        sweep=tuple(sweep),
         seed_runs=len(request.recipes) * len(grid.seeds),
-        resolves_to={name: grid.recipe(name)["resolves_to"] for name in request.recipes},
+        resolves_to={name: grid.facts(name).resolves_to for name in request.recipes},
         seconds=seconds,
-        total_seconds=seconds.start + -(-open_runs // request.jobs) * seconds.run if open_runs else 0.0,
+        total_seconds=seconds.start + rounds * seconds.run if open_runs else 0.0,
         spread=seen,
         power=tuple(_power(request, grid, metric, seen, seconds.run)),
         noun=noun_of(task),
@@ -144,11 +145,14 @@ def _power(
     request: CompareRequest, grid: Grid, metric: Metric, seen: Spread | None, run_seconds: float
 ) -> Iterator[Power]:
     """Yield what some numbers of seeds, the smallest first, could tell about two recipes or more."""
-    for seeds in sorted({*NUMBERS, request.seeds} if len(request.recipes) > 1 else ()):
+    if len(request.recipes) == 1:
+        return
+    for seeds in sorted({*NUMBERS, request.seeds}):
         size = detectable(len(request.recipes), seeds)
         runs = sum(len(grid.sweep(recipe)) + seeds for recipe in request.recipes)
-        points = seen.size(metric, size) if seen else None
-        yield Power(seeds, size, points, runs, -(-runs // request.jobs) * run_seconds)
+        difference = seen.size(metric, size) if seen else None
+        rounds = -(-runs // request.jobs)
+        yield Power(seeds, size, difference, runs, rounds * run_seconds)
 
 
 def spread(root: Path, task: str, metric: Metric) -> Spread | None:
@@ -163,10 +167,11 @@ def spread(root: Path, task: str, metric: Metric) -> Spread | None:
             score = read_scores(folder.scores).get(metric.name, math.nan)
         except (UserError, OSError):
             continue  # a damaged folder says nothing about the spread
-        if config.task == task and outcome and has_trained(outcome.state) and math.isfinite(score):
-            key = run_id(replace(config, seeds=SeedConfig.of(0)))
-            groups.setdefault(key, []).append(score)
-    found = pooled(MetricScale(metric).values(np.array(scores)) for scores in groups.values())
-    if found is None:
+        trained = outcome is not None and has_trained(outcome.state)
+        if config.task == task and trained and math.isfinite(score):
+            without_seeds = run_id(replace(config, seeds=SeedConfig.of(0)))
+            groups.setdefault(without_seeds, []).append(score)
+    over_recipes = pooled(MetricScale(metric).values(np.array(scores)) for scores in groups.values())
+    if over_recipes is None:
         return None
-    return Spread(found.variance**0.5, found.centre, found.groups, str(root))
+    return Spread(over_recipes.variance**0.5, over_recipes.centre, over_recipes.groups, str(root))

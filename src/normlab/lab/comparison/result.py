@@ -78,13 +78,14 @@ class CompareRequest:
     def __post_init__(self) -> None:
         names = self.setup or tuple(name.strip() for name in self.recipes)
         object.__setattr__(self, "recipes", names)
-        for name, given in (("setups" if self.setup else "recipes", names), ("lrs", self.lrs)):
-            if not given and not self.setup:
-                raise UserError(f"a comparison needs at least one of {name}, but got none")
-            if len(set(given)) < len(given):
-                twice = next(item for item in given if given.count(item) > 1)
-                raise UserError(f"{name} hold {twice} twice; name each once")
-        if len(self.lrs) != 1 and self.first_seed <= self.sweep_seed < self.first_seed + self.seeds:
+        for field_name, values in (("setups" if self.setup else "recipes", names), ("lrs", self.lrs)):
+            if not values and not self.setup:
+                raise UserError(f"a comparison needs at least one of {field_name}, but got none")
+            if len(set(values)) < len(values):
+                twice = next(item for item in values if values.count(item) > 1)
+                raise UserError(f"{field_name} hold {twice} twice; name each once")
+        has_sweep = len(self.lrs) != 1
+        if has_sweep and self.sweep_seed in range(self.first_seed, self.first_seed + self.seeds):
             raise UserError(
                 f"sweep_seed is {self.sweep_seed}, and the reported seeds are {self.first_seed} to "
                 f"{self.first_seed + self.seeds - 1}; a seed that chooses a learning rate must not be "
@@ -285,10 +286,15 @@ class Comparison:
     @property
     def seen_before(self) -> str:
         """The warning that test text was read in training or for choices; empty if none of it was."""
-        warnings = [TEST_IS_DEV.format(noun=self.noun)] if self.test_is_dev else []
-        for where in ("training", "dev")[: 1 if self.test_is_dev else 2]:
-            if share := self.overlap.get(f"test in {where}"):
-                warnings.append(f"{100 * share:.1f}% of the test sentences are also in the {where} text.")
+        warnings = []
+        others = ["training", "dev"]
+        if self.test_is_dev:
+            warnings.append(TEST_IS_DEV.format(noun=self.noun))
+            others.remove("dev")
+        for other in others:
+            share = self.overlap.get(f"test in {other}")
+            if share:
+                warnings.append(f"{100 * share:.1f}% of the test sentences are also in the {other} text.")
         return " ".join(warnings)
 
     @property
@@ -323,10 +329,11 @@ class Comparison:
     def ranked(self) -> tuple[RecipeResult, ...]:
         """The recipes: first those that trained at every seed, then by mean test score."""
 
-        def place(r: RecipeResult) -> tuple[bool, float, int]:
-            return 0 < r.trained == r.ended, self.headline.sort_key(r.value(self.headline)), r.trained
+        def sort_key(recipe: RecipeResult) -> tuple[bool, float, int]:
+            all_trained = 0 < recipe.trained == recipe.ended
+            return all_trained, self.headline.sort_key(recipe.value(self.headline)), recipe.trained
 
-        return tuple(sorted(self.recipes, key=place, reverse=True))
+        return tuple(sorted(self.recipes, key=sort_key, reverse=True))
 
     @property
     def tested(self) -> tuple[Metric, ...]:
@@ -341,6 +348,8 @@ class Comparison:
     @property
     def progress(self) -> str:
         """``3 of 4 recipes finished``; empty once all are."""
-        done = len(self.recipes)
-        whole = done + len(self.open_recipes)
-        return f"{done} of {count(whole, self.noun)} finished" if self.open_recipes else ""
+        if not self.open_recipes:
+            return ""
+        finished = len(self.recipes)
+        total = finished + len(self.open_recipes)
+        return f"{finished} of {count(total, self.noun)} finished"

@@ -1,101 +1,21 @@
-"""Padded batches of few shapes, in an order that depends only on the seed and the epoch.
-
-There are few shapes, so that code can be compiled for each, and they leave little padding.
-"""
+"""Padded batches of sentence pairs, in an order that depends only on the seed and the epoch."""
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Generic, Self, TypeVar
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from normlab.base.model_config import derive
+from normlab.lab.data.draws import drop_words, permutation
 from normlab.lab.data.ragged import Ints, TokenPairs
-from normlab.lab.data.tokenizer import BOS, EOS, PAD, UNK
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Rows of a micro-batch, and the length of its sources and targets with BOS and EOS."""
-
-    source: int
-    target: int
-    rows: int
-
-
-def plan_shapes(pairs: TokenPairs, max_tokens: int, count: int = 16) -> list[Shape]:
-    """Plan at most ``count`` shapes of at most ``max_tokens`` tokens; a pair that fits one fits all later
-    ones.
-
-    The first cut gives every shape an equal share of the tokens. Then each corner (S, T) in turn moves to the
-    place between its neighbours that gives the fewest padded tokens, sum_k n_k (S_k + T_k) with n_k pairs
-    fitting shape k but not k - 1, until none can move. The last shape holds every pair. A shape has at least
-    one row, even if that exceeds ``max_tokens``. Long lengths are rounded up to a multiple of a unit, to keep
-    the table of all lengths small. Memory is 24 bytes per pair.
-    """
-    if len(pairs) == 0:
-        raise ValueError("there is no pair to plan batch shapes for; pass at least one")
-    longest = np.max([[s.max(), t.max()] for s, t in pairs.lengths_in_parts()], axis=0) + 1
-    unit = -(-int(longest.max()) // 512)
-    parts = ((np.stack(sides) + unit) // unit for sides in pairs.lengths_in_parts())
-    lengths = np.concatenate([part.astype(np.int16) for part in parts], axis=1)
-    corners = _equal_shares(lengths, count)
-    size = corners[-1] + 1
-    cells = lengths[0] * np.int32(size[1]) + lengths[1]
-    table = np.bincount(cells, minlength=size.prod()).reshape(size)
-    fit = table.cumsum(0).cumsum(1)  # fit[s, t]: pairs with source <= s and target <= t
-    _move_corners(corners, fit)
-
-    shapes: list[Shape] = []
-    held = 0
-    for corner in corners:
-        if fit[tuple(corner)] > held:
-            held = int(fit[tuple(corner)])
-            sides = np.minimum(corner * unit, longest).tolist()
-            shapes.append(Shape(*sides, rows=max(1, max_tokens // sum(sides))))
-    return shapes
-
-
-def _equal_shares(lengths: NDArray[np.int16], count: int) -> list[NDArray[np.int64]]:
-    """Return corners that each hold nine tenths of one of ``count`` parts with equally many tokens; the last
-    holds all pairs.
-
-    The pairs, of ``lengths`` `[2, pairs]`, are sorted by number of tokens, equal ones in the order of the
-    text, then cut into the parts.
-    """
-    tokens = lengths.sum(axis=0, dtype=np.int16)
-    wanted = tokens.sum(dtype=np.int64) * np.arange(1, count) / count
-    cuts = np.searchsorted(np.sort(tokens).cumsum(dtype=np.float64), wanted)
-    parts = np.split(np.argsort(tokens, kind="stable"), cuts)
-    corners = [np.quantile(lengths[:, part], 0.9, axis=1) for part in parts if len(part)]
-    corners[-1] = lengths.max(axis=1)
-    return list(np.maximum.accumulate(np.array(corners).astype(np.int64)))
-
-
-def _move_corners(corners: list[NDArray[np.int64]], fit: NDArray[np.int64]) -> None:
-    """Run at most 20 sweeps of the descent of ``plan_shapes`` in place; the last corner stays."""
-    for _ in range(20):
-        moved = False
-        for k in range(len(corners) - 1):
-            low = corners[k - 1] if k else np.zeros(2, np.int64)
-            high = corners[k + 1]
-            window = fit[low[0] : high[0] + 1, low[1] : high[1] + 1]
-            size = np.add.outer(np.arange(low[0], high[0] + 1), np.arange(low[1], high[1] + 1))
-            positions = (window - fit[tuple(low)]) * size + (fit[tuple(high)] - window) * high.sum()
-            at = np.unravel_index(np.argmin(positions), positions.shape)
-            here = tuple(corners[k] - low)
-            if positions[at] < positions[here]:
-                corners[k] = low + np.array(at)
-                moved = True
-        if not moved:
-            return
+from normlab.lab.data.shapes import Shape
+from normlab.lab.data.tokenizer import BOS, EOS, PAD
 
 
 @dataclass(frozen=True)
@@ -150,8 +70,11 @@ class PairBatches:
         sizes = np.bincount(self._bucket, minlength=len(shapes))
         self._layout = _layout(sizes, self._shapes)
         self._epoch = -1
+        """The epoch that is planned."""
         self._rows: Ints = self._bucket[:0]
+        """Its pairs, shuffled within each bucket."""
         self._order: Ints = self._bucket[:0]
+        """Its batches, as rows of the layout."""
         self._planning = threading.Lock()
 
     @property
@@ -179,8 +102,8 @@ class PairBatches:
                 self._plan_epoch(epoch)
             start, stop, k = self._layout[self._order[step]]
             rows = self._rows[start:stop].astype(np.int64)
-        drop = (word_dropout, derive(seed, "word_dropout", index)) if word_dropout else None
-        return _collate(self._pairs, rows, self._shapes[k], drop)
+        dropout = (word_dropout, derive(seed, "word_dropout", index)) if word_dropout else None
+        return _collate(self._pairs, rows, self._shapes[k], dropout)
 
 
 def _buckets(pairs: TokenPairs, shapes: Sequence[Shape]) -> NDArray[np.uint8]:
@@ -231,83 +154,26 @@ def dev_batches(pairs: TokenPairs, max_tokens: int) -> list[Batch]:
     while start < len(order):
         rest = order[start:]
         widest = np.maximum.accumulate(source[rest]) + np.maximum.accumulate(target[rest])
-        count = max(1, int(np.searchsorted(widest * np.arange(1, len(rest) + 1), max_tokens, side="right")))
+        positions = widest * np.arange(1, len(rest) + 1)  # of a batch of the first, the first two …
+        count = max(1, int(np.searchsorted(positions, max_tokens, side="right")))
         rows = rest[:count]
-        batches.append(_collate(pairs, rows, Shape(int(source[rows].max()), int(target[rows].max()), count)))
+        shape = Shape(int(source[rows].max()), int(target[rows].max()), count)
+        batches.append(_collate(pairs, rows, shape))
         start += count
     return batches
 
 
-def _collate(pairs: TokenPairs, rows: Ints, shape: Shape, drop: tuple[float, int] | None = None) -> Batch:
-    """Pad ``rows`` to ``shape``; ``drop`` is the probability and the seed of word dropout."""
+def _collate(pairs: TokenPairs, rows: Ints, shape: Shape, dropout: tuple[float, int] | None = None) -> Batch:
+    """Pad ``rows`` to ``shape``; ``dropout`` is the probability and the seed of word dropout."""
     source, source_lengths = pairs.source.padded(rows, shape.source)
-    ids, target_lengths = pairs.target.padded(rows, shape.target)
-    each = np.arange(len(rows))
-    source[each, source_lengths] = EOS
-    target_in = np.concatenate([np.full((len(rows), 1), BOS), ids[:, :-1]], axis=1)
-    ids[each, target_lengths] = EOS
-    if drop is not None:
-        drop_words([source, target_in], *drop)
-    empty = ((0, shape.rows - len(rows)), (0, 0))
-    padded = (np.pad(side, empty, constant_values=PAD) for side in (source, target_in, ids))
+    target, target_lengths = pairs.target.padded(rows, shape.target)
+    every_row = np.arange(len(rows))
+    source[every_row, source_lengths] = EOS
+    # Every row has room for an EOS, so only padding falls off the end.
+    target_in = np.concatenate([np.full((len(rows), 1), BOS), target[:, :-1]], axis=1)
+    target[every_row, target_lengths] = EOS
+    if dropout is not None:
+        drop_words([source, target_in], *dropout)
+    empty_rows = ((0, shape.rows - len(rows)), (0, 0))
+    padded = [np.pad(side, empty_rows, constant_values=PAD) for side in (source, target_in, target)]
     return Batch(*map(torch.from_numpy, padded), tokens=int(target_lengths.sum()) + len(rows))
-
-
-def drop_words(inputs: Sequence[Ints], probability: float, seed: int) -> None:
-    """Word dropout: replace each id of a word by UNK with that probability, in place."""
-    draws = uniform(seed, sum(ids.size for ids in inputs))
-    for ids in inputs:
-        draw, draws = draws[: ids.size], draws[ids.size :]
-        ids[(draw.reshape(ids.shape) < probability) & (ids > EOS)] = UNK
-
-
-# NumPy guarantees the bits of PCG64 forever, but not what Generator's methods make of them.
-def uniform(seed: int, *shape: int) -> NDArray[np.float64]:
-    """Draw numbers from 0 to 1, excluding 1, that depend only on the seed."""
-    draws = np.random.PCG64(seed).random_raw(math.prod(shape))
-    return ((draws >> np.uint64(11)).astype(np.float64) / 2**53).reshape(shape)
-
-
-def permutation(count: int, seed: int) -> Ints:
-    """Return the numbers below ``count`` in an order that depends only on the seed, as uint32 if that holds
-    them: the order that sorts ``count`` draws of 64 bits.
-    """
-    order = np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
-    return order.astype(np.uint32 if count <= 2**32 else np.int64)
-
-
-T = TypeVar("T")
-
-AHEAD: Final = 2
-"""Number of batches that each worker makes ahead."""
-
-
-class Prefetch(Generic[T]):
-    """Return ``make(index)`` from ``at(index)``, computed in advance.
-
-    The indices ``index + stride``, ``index + 2 stride`` … below ``stop`` are expected next; any other index
-    is computed on request. ``make`` must depend only on the index and be safe to call from ``workers``
-    threads at once; with 0 workers there is no thread. ``at`` raises the exceptions of ``make``.
-    """
-
-    def __init__(self, make: Callable[[int], T], *, workers: int, stop: int, stride: int = 1) -> None:
-        self._make, self._stop, self._stride = make, stop, stride
-        self._ahead = AHEAD * workers
-        self._workers = ThreadPoolExecutor(workers, "loader") if workers else None
-        self._coming: dict[int, Future[T]] = {}
-
-    def at(self, index: int) -> T:
-        if self._workers is None:
-            return self._make(index)
-        wanted = [index, *range(index + self._stride, self._stop, self._stride)[: self._ahead]]
-        for other in self._coming.keys() - set(wanted):
-            self._coming.pop(other).cancel()
-        for i in wanted:
-            if i not in self._coming:
-                self._coming[i] = self._workers.submit(self._make, i)
-        return self._coming.pop(index).result()
-
-    def close(self) -> None:
-        """Stop the threads once each has finished its batch."""
-        if self._workers is not None:
-            self._workers.shutdown(cancel_futures=True)

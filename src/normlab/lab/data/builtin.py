@@ -21,6 +21,7 @@ from normlab.lab.data.text import Pairs
 HELD_OUT = 500
 """Number of pairs in the dev text and in the test text."""
 LARGEST = 10_000_000
+"""The largest number that is written out."""
 CURRENCIES = ("EUR", "USD", "CHF", "JPY", "AUD", "CAD", "MXN", "KRW", "VND", "CNY")
 """Currencies whose names agree with "one" and "twenty-one" in the languages below."""
 
@@ -46,40 +47,41 @@ def generate(name: str, *, pairs: int, seed: int) -> Splits:
     kinds, source, target = parse(name)
     if pairs < 1:
         raise UserError(f"{pairs} training pairs were asked for; pass 1 or more")
-    held: dict[str, str] = {}
+    target_of: dict[str, str] = {}
     rng = Random(derive(seed, f"{name} held out"))
-    while len(held) < 2 * HELD_OUT:
-        held.setdefault(*_pair(rng, kinds, source, target))
+    while len(target_of) < 2 * HELD_OUT:
+        target_of.setdefault(*_pair(rng, kinds, source, target))
     train: list[tuple[str, str]] = []
     rng = Random(derive(seed, f"{name} train"))
     while len(train) < pairs:
         pair = _pair(rng, kinds, source, target)
-        if pair[0] not in held:
+        if pair[0] not in target_of:
             train.append(pair)
-    rest = list(held.items())
-    return Splits(_unzip(train), _unzip(rest[:HELD_OUT]), _unzip(rest[HELD_OUT:]))
+    held_out = list(target_of.items())
+    return Splits(_unzip(train), _unzip(held_out[:HELD_OUT]), _unzip(held_out[HELD_OUT:]))
 
 
 def parse(name: str) -> tuple[tuple[str, ...], str, str]:
     """Return kinds, source and target language of a corpus name."""
     parts = name.split("-")
-    known = ", ".join((*TOPICS, "mixed"))
-    if len(parts) != 3 or parts[0] not in (*TOPICS, "mixed"):
+    known = (*TOPICS, "mixed")
+    if len(parts) != 3 or parts[0] not in known:
         raise UserError(
             f"there is no built-in corpus {name!r}; its name is <kind>-<source>-<target> with a kind of "
-            f"{known}, for example mixed-en-de"
+            f"{', '.join(known)}, for example mixed-en-de"
         )
-    kinds = tuple(TOPICS) if parts[0] == "mixed" else (parts[0],)
-    allowed = [lang for lang in TOPICS[kinds[0]].write if all(lang in TOPICS[kind].write for kind in kinds)]
-    for language in parts[1:]:
-        if language not in allowed:
+    kind, source, target = parts
+    kinds = tuple(TOPICS) if kind == "mixed" else (kind,)
+    first, *others = kinds
+    languages = [lang for lang in TOPICS[first].write if all(lang in TOPICS[other].write for other in others)]
+    for language in (source, target):
+        if language not in languages:
             raise UserError(
-                f"the built-in corpus {parts[0]} has no language {language!r}; pass one of "
-                f"{', '.join(allowed)}"
+                f"the built-in corpus {kind} has no language {language!r}; pass one of {', '.join(languages)}"
             )
-    if parts[1] == parts[2]:
-        raise UserError(f"source and target of {name!r} are one language; pass two of {', '.join(allowed)}")
-    return kinds, parts[1], parts[2]
+    if source == target:
+        raise UserError(f"source and target of {name!r} are one language; pass two of {', '.join(languages)}")
+    return kinds, source, target
 
 
 def _pair(rng: Random, kinds: tuple[str, ...], source: str, target: str) -> tuple[str, str]:

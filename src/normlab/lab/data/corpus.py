@@ -1,5 +1,5 @@
-"""Prepared corpora: folders with a tokenizer, tokens and facts, each named after its text and written once as
-a whole.
+"""Prepared corpora: folders with a tokenizer, tokens and facts, each named after its text and complete from
+the moment it exists.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def prepare_folder(root: str | Path, key: Sequence[Any], fill: Callable[[Path], 
     """
     name = hashlib.sha256(json.dumps([*key, FORMAT]).encode()).hexdigest()[:12]
     folder = Path(root) / name
-    if _whole(folder):
+    if _intact(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -134,14 +134,20 @@ class Encoded:
         """Record a loss in a part of the text, unless one is known already."""
         for text, back in zip(texts, decoded, strict=True):
             if not self.lost and text != back:
-                differs = map(str.__ne__, text, back)
-                place = next((i for i, other in enumerate(differs) if other), min(len(text), len(back)))
+                place = _first_difference(text, back)
                 start, stop = max(0, place - _BEFORE), place + _AFTER
                 self.lost = f"{text[start:stop]!r} comes back as {back[start:stop]!r}"
 
 
 _BEFORE, _AFTER = 12, 20
-"""Characters shown around a loss."""
+"""Characters shown before and after the place of a loss."""
+
+
+def _first_difference(a: str, b: str) -> int:
+    for place, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return place
+    return min(len(a), len(b))
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -152,18 +158,22 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
         manifest = json.loads((folder / "manifest.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    sealed = isinstance(manifest, dict) and manifest.pop(SEAL, None) == _digest_of(manifest)
-    return manifest if sealed and all((folder / name).is_file() for name in manifest["files"]) else None
+    if not isinstance(manifest, dict) or manifest.pop(SEAL, None) != _digest_of(manifest):
+        return None
+    complete = all((folder / name).is_file() for name in manifest["files"])
+    return manifest if complete else None
 
 
 def _digest_of(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _whole(folder: Path) -> bool:
+def _intact(folder: Path) -> bool:
     """Whether every file of a folder has the SHA-256 of its manifest."""
     manifest = _read_manifest(folder)
-    return manifest is not None and all(sha256_of(folder / n) == sha for n, sha in manifest["files"].items())
+    if manifest is None:
+        return False
+    return all(sha256_of(folder / name) == sha for name, sha in manifest["files"].items())
 
 
 def id_type(vocab_size: int) -> type[np.integer]:
@@ -172,21 +182,22 @@ def id_type(vocab_size: int) -> type[np.integer]:
 
 
 def _write(folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
+    """Fill a new folder, seal its manifest, and move it to its place."""
     with _workplace(folder) as work:
-        work.chmod(0o755)
+        work.chmod(0o755)  # mkdtemp lets nobody else read it
         manifest = {"format": FORMAT, **fill(work)}
         manifest["files"] = {path.name: sha256_of(path) for path in sorted(work.iterdir())}
         manifest = json.loads(json.dumps(manifest))  # as it will be read
         sealed = {**manifest, SEAL: _digest_of(manifest)}
         (work / "manifest.json").write_text(json.dumps(sealed, ensure_ascii=False), "utf-8")
         try:
-            if folder.exists() and not _whole(folder):
+            if folder.exists() and not _intact(folder):
                 folder.rename(work / "broken")
                 shutil.rmtree(work / "broken")
             work.rename(folder)
         except OSError:
             # Another process was faster; the same text gives the same folder.
-            if not _whole(folder):
+            if not _intact(folder):
                 raise
 
 
@@ -197,22 +208,23 @@ def _workplace(folder: Path) -> Generator[Path]:
     A process locks its own folder, and the lock ends with the process.
     """
     host = socket.gethostname()
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with _locked(folder.parent.resolve()):  # nobody may see a new folder before it is locked
-            for left in folder.parent.glob(f".*-{glob.escape(host)}-*"):
-                with suppress(OSError), _locked(left, fcntl.LOCK_NB):
-                    shutil.rmtree(left)
+            for leftover in folder.parent.glob(f".*-{glob.escape(host)}-*"):
+                with suppress(OSError), _locked(leftover, fcntl.LOCK_NB):  # OSError: its process lives
+                    shutil.rmtree(leftover)
             work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-{host}-", dir=folder.parent))
-            held.enter_context(_locked(work))
-        held.callback(shutil.rmtree, work, ignore_errors=True)
+            stack.enter_context(_locked(work))
+        stack.callback(shutil.rmtree, work, ignore_errors=True)
         yield work
 
 
 @contextmanager
-def _locked(folder: Path, how: int = 0) -> Generator[None]:
+def _locked(folder: Path, flags: int = 0) -> Generator[None]:
+    """Hold the lock of a folder; raise OSError instead of waiting for it with the flag ``LOCK_NB``."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
         yield
     finally:
         os.close(descriptor)

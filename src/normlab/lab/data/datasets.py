@@ -39,13 +39,15 @@ def by_name(config: DataConfig) -> tuple[DataConfig, dict[str, str]]:
     roles = [role for role in _NAMES if not _given(config, role)]
     languages = _languages(config)
     root = os.environ.get("NORMLAB_DATA", "")
-    where = _folder(config.dataset, languages, root)
-    starts = _starts_of_folder(where, languages) if where else _starts_of_hub(config, languages, root)
-    texts: dict[str, Any] = {
-        f"{role}_{side}": start + language
-        for role, start in _choose(*starts, roles, languages).items()
-        for side, language in zip(SIDES, languages, strict=True)
-    }
+    folder = _folder(config.dataset, languages, root)
+    if folder:
+        where, starts = folder, _starts_of_folder(folder, languages)
+    else:
+        where, starts = _starts_of_hub(config, languages, root)
+    texts: dict[str, Any] = {}
+    for role, start in _choose(where, starts, roles, languages).items():
+        for side, language in zip(SIDES, languages, strict=True):
+            texts[f"{role}_{side}"] = start + language
     origin = {"Data set": f"{Path(config.dataset).name}, {languages[0]} to {languages[1]}"}
     return replace(config, **texts, dataset=""), origin
 
@@ -62,7 +64,8 @@ def _folder(name: str, languages: tuple[str, str], root: str) -> str:
             f"--dataset {name} is a file; name a folder with <split>.<language> in it, or give texts one by "
             f"one with --train-src, --train-tgt and so on"
         )
-    return path.as_posix() if path.is_dir() and set(languages) <= _splits(path).keys() else ""
+    has_both = path.is_dir() and set(languages) <= _splits(path).keys()
+    return path.as_posix() if has_both else ""
 
 
 def _splits(folder: Path) -> dict[str, set[str]]:
@@ -100,12 +103,12 @@ def _languages(config: DataConfig) -> tuple[str, str]:
     return config.source_lang, config.target_lang
 
 
-def _starts_of_folder(where: str, languages: tuple[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the folder, and for each split the path of its texts up to the language."""
-    by_language = _splits(Path(os.path.expandvars(where)))
-    _require_languages(where, languages, sorted(by_language))
+def _starts_of_folder(folder: str, languages: tuple[str, str]) -> dict[str, str]:
+    """Return for each split the path of its texts up to the language."""
+    by_language = _splits(Path(os.path.expandvars(folder)))
+    _require_languages(folder, languages, sorted(by_language))
     splits = sorted(by_language[languages[0]] & by_language[languages[1]])
-    return where, {split: f"{where}/{split}." for split in splits}
+    return {split: f"{folder}/{split}." for split in splits}
 
 
 def _starts_of_hub(config: DataConfig, languages: tuple[str, str], root: str) -> tuple[str, dict[str, str]]:
@@ -118,10 +121,12 @@ def _starts_of_hub(config: DataConfig, languages: tuple[str, str], root: str) ->
             raise
         raise FileNotFoundError(f"{_no_folder(config.dataset, languages, root)}; {error}") from error
     table = of_set.table(splits[0])
-    prefix, known = "", list(table.column_names)
-    if _BOTH_SIDES in known:
+    if _BOTH_SIDES in table.column_names:
         both = table.features[_BOTH_SIDES]
-        prefix, known = f"{_BOTH_SIDES}.", list(getattr(both, "languages", None) or both)
+        prefix = f"{_BOTH_SIDES}."
+        known = list(getattr(both, "languages", None) or both)  # a Translation, or a dict of texts
+    else:
+        prefix, known = "", list(table.column_names)
     _require_languages(str(of_set), languages, known)
     return str(of_set), {split: f"{of_set}#{split}.{prefix}" for split in splits}
 
@@ -149,24 +154,29 @@ def _choose(
     """
     candidates = _candidates(sorted(starts))
     for role in roles:
-        if len(candidates[role]) != 1:
-            several = ", ".join(candidates[role])
-            wrong = f"several {role} texts, {several}" if several else f"no {role} text"
-            among = "" if several or not starts else f"; in both languages it has {', '.join(sorted(starts))}"
-            start = starts[candidates[role][0]] if several else next(iter(starts.values()), "FILE.")
-            raise UserError(
-                f"{where} has {wrong}{among}; say which, for example --{role}-src {start}{languages[0]} "
-                f"--{role}-tgt {start}{languages[1]}"
-            )
+        if len(candidates[role]) == 1:
+            continue
+        if candidates[role]:
+            wrong = f"several {role} texts, {', '.join(candidates[role])}"
+            start = starts[candidates[role][0]]
+        else:
+            wrong = f"no {role} text"
+            if starts:
+                wrong += f"; in both languages it has {', '.join(sorted(starts))}"
+            start = next(iter(starts.values()), "FILE.")
+        raise UserError(
+            f"{where} has {wrong}; say which, for example --{role}-src {start}{languages[0]} "
+            f"--{role}-tgt {start}{languages[1]}"
+        )
     return {role: starts[candidates[role][0]] for role in roles}
 
 
 def _candidates(splits: Sequence[str]) -> dict[str, list[str]]:
     """Return the splits that could be train, dev and test; an exact ``train`` or ``test`` excludes others."""
     candidates = {role: [s for s in splits if name.fullmatch(s)] for role, name in _NAMES.items()}
-    candidates = {
-        role: [role] if role in names and role != "dev" else names for role, names in candidates.items()
-    }
+    for role in ("train", "test"):
+        if role in candidates[role]:
+            candidates[role] = [role]
     dated = [split for split in splits if _DATED.fullmatch(split)]
     if not candidates["dev"] and not candidates["test"] and len(dated) == 2:
         candidates["dev"], candidates["test"] = [[split] for split in dated]

@@ -61,7 +61,8 @@ class Parquet:
         for file in self.files:
             try:
                 table = parquet.ParquetFile(file)
-                if TEXT_COLUMN not in (names := table.schema_arrow.names):
+                names = table.schema_arrow.names
+                if TEXT_COLUMN not in names:
                     raise UserError(
                         f"{file} has no column {TEXT_COLUMN!r}; it has {', '.join(names)}; rename the one "
                         f"with the texts"
@@ -106,25 +107,28 @@ def layout_of(file: Path) -> _Layout:
 
     Raises UserError for a file of the wrong size, and for other numbers at its beginning.
     """
-    if file.suffix != ".npy" and (index := file.with_suffix(".idx")).exists():
-        layout = _megatron(file, index)
-    elif file.suffix == ".npy":
-        mapped = _whole_numbers(file)
+    index, list_of_starts = file.with_suffix(".idx"), file.with_suffix(".idx.npy")
+    if file.suffix == ".npy":
+        mapped = _integers(file)
         layout = _Layout(mapped.dtype.str, mapped.offset, len(mapped))
+    elif index.exists():
+        layout = _megatron(file, index)
     else:
         layout = _raw(file)
-    if not (listed := file.with_suffix(".idx.npy")).exists():
+    if not list_of_starts.exists():
         return layout
-    starts = _whole_numbers(listed).astype(np.int64)
-    if (np.diff(starts, prepend=-1) <= 0).any() or starts.max(initial=0) > layout.count:
+    starts = _integers(list_of_starts).astype(np.int64)
+    ascending = (np.diff(starts, prepend=-1) > 0).all()
+    if not ascending or starts.max(initial=0) > layout.count:
         raise UserError(
-            f"{listed} must hold the number of each document's first token, in their order, below the "
-            f"{layout.count:,} tokens of {file}; write it again, or move it away"
+            f"{list_of_starts} must hold the number of each document's first token, in their order, below "
+            f"the {layout.count:,} tokens of {file}; write it again, or move it away"
         )
     return replace(layout, starts=starts[starts < layout.count])
 
 
-def _whole_numbers(file: Path) -> np.memmap[Any, Any]:
+def _integers(file: Path) -> np.memmap[Any, Any]:
+    """Map an array of integers, `[n]`."""
     try:
         mapped = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -135,6 +139,7 @@ def _whole_numbers(file: Path) -> np.memmap[Any, Any]:
 
 
 def _raw(file: Path) -> _Layout:
+    """Return the layout of a file with llm.c's header, or with uint16 tokens alone."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         magic, version, count = np.frombuffer(stream.read(12).ljust(12, b"\0"), "<i4").tolist()
@@ -150,11 +155,13 @@ def _raw(file: Path) -> _Layout:
 
 
 def _require_size(file: Path, count: int, dtype: str, header: int = 0) -> None:
-    if (size := file.stat().st_size) != header + count * np.dtype(dtype).itemsize:
+    size = file.stat().st_size
+    if size != header + count * np.dtype(dtype).itemsize:
         raise UserError(f"{file} says that it has {count:,} tokens, but has {size:,} bytes; copy it again")
 
 
 def _megatron(file: Path, index: Path) -> _Layout:
+    """Return the layout of a file with Megatron's index: its sequences, and those that begin documents."""
     content = np.fromfile(index, np.uint8)
     head = content[: _MEGATRON.size].tobytes().ljust(_MEGATRON.size, b"\0")
     mark, version, kind, sequences, documents = _MEGATRON.unpack(head)
@@ -163,18 +170,25 @@ def _megatron(file: Path, index: Path) -> _Layout:
             f"{index} is not a Megatron index, version 1, with tokens of whole numbers; move it away if "
             f"{file} is a shard of another kind"
         )
+    # After the head: the length and the place in bytes of each sequence, then the first one of each document.
     edges = list(accumulate((_MEGATRON.size, 4 * sequences, 8 * sequences, 8 * documents)))
-    if len(content) not in (edges[-1], edges[-1] + sequences):
+    if len(content) not in (edges[-1], edges[-1] + sequences):  # a byte each, of multimodal text
         raise UserError(f"{index} has {len(content):,} bytes, not as many as it says; copy it again")
-    parts = zip(pairwise(edges), ("<i4", "<i8", "<i8"), strict=True)
-    lengths, places, firsts = (content[a:b].view(dtype) for (a, b), dtype in parts)
+    lengths, places, first_sequences = (
+        content[start:stop].view(dtype)
+        for (start, stop), dtype in zip(pairwise(edges), ("<i4", "<i8", "<i8"), strict=True)
+    )
+    dtype = _TYPES[kind]
     ends = np.cumsum(lengths, dtype=np.int64)
-    begins, count, dtype = ends - lengths, int(ends[-1]) if sequences else 0, _TYPES[kind]
+    begins = ends - lengths
+    count = int(ends[-1]) if sequences else 0
     _require_size(file, count, dtype)
-    within = lengths.min(initial=0) >= 0 <= firsts.min(initial=0) and firsts.max(initial=0) <= sequences
-    if not within or (begins * np.dtype(dtype).itemsize != places).any():
+    exist = lengths.min(initial=0) >= 0 and first_sequences.min(initial=0) >= 0
+    exist = exist and first_sequences.max(initial=0) <= sequences
+    if not exist or (begins * np.dtype(dtype).itemsize != places).any():
         raise UserError(f"{index} names places that {file} does not have; write both again")
-    starts = np.unique(begins[firsts[firsts < sequences]])
+    # The list of documents ends with the number of sequences, where none begins.
+    starts = np.unique(begins[first_sequences[first_sequences < sequences]])
     return _Layout(dtype, 0, count, starts[starts < count])
 
 
@@ -200,16 +214,14 @@ class ShardTokens:
 
     def __init__(self, files: Sequence[Path], ours: Ints) -> None:
         layouts = [layout_of(file) for file in files]
-        self._parts = [
-            np.memmap(file, each.dtype, "r", each.offset, (each.count,))
-            if each.count
-            else np.zeros(0, each.dtype)
-            for file, each in zip(files, layouts, strict=True)
-        ]
         self._ours, self._files = ours, files
-        self._starts = np.cumsum([1, *(each.count for each in layouts)])
+        self._parts = [_mapped(file, layout) for file, layout in zip(files, layouts, strict=True)]
+        self._starts = np.cumsum([1, *(layout.count for layout in layouts)])
+        """The place of each file's first token, without added EOS; then the end of the last file."""
         self._breaks = np.concatenate([np.zeros(0, np.int64), *self._unmarked(layouts)])
+        """The places before which an EOS is added, counted without those."""
         self._added = self._breaks + np.arange(len(self._breaks))
+        """The places of the added EOS, counted with them."""
 
     def __len__(self) -> int:
         return int(self._starts[-1]) + len(self._breaks)
@@ -219,47 +231,58 @@ class ShardTokens:
         if step != 1:
             raise ValueError("tokens of shards are read in their order")
         first, last = np.searchsorted(self._added, (start, max(start, stop))).tolist()
-        found = self._written(start - first, stop - last)
+        written = self._written(start - first, stop - last)
         if first == last:
-            return found
-        return np.insert(found, self._breaks[first:last] - (start - first), EOS)
+            return written
+        return np.insert(written, self._breaks[first:last] - (start - first), EOS)
 
     def _written(self, start: int, stop: int) -> Ints:
-        """Return tokens as the files have them, including the first EOS."""
-        found = [np.full(max(0, min(1, stop) - start), EOS, self._ours.dtype)]
-        for number in range(np.searchsorted(self._starts, start, side="right") - 1, len(self._parts)):
-            begin = self._starts[number] if number >= 0 else 1
-            if begin >= stop:
-                break
-            if number >= 0:
-                part = self._parts[number][max(0, start - begin) : stop - begin]
-                found.append(self._ours[part])
-        return np.concatenate(found)
+        """Return tokens as the files have them, including the first EOS, which is at 0."""
+        has_first = start < 1 <= stop
+        tokens: list[Ints] = [np.full(int(has_first), EOS, self._ours.dtype)]
+        number = max(0, int(np.searchsorted(self._starts, start, side="right")) - 1)
+        while number < len(self._parts) and self._starts[number] < stop:
+            begin = self._starts[number]
+            part = self._parts[number][max(0, start - begin) : stop - begin]
+            tokens.append(self._ours[part])
+            number += 1
+        return np.concatenate(tokens)
 
     def _unmarked(self, layouts: Sequence[_Layout]) -> Iterator[Ints]:
         """Yield the starts of a file's documents that are not an EOS and do not follow one."""
-        last = np.int64(EOS)
+        last_of_file_before = np.int64(EOS)
         for begin, part, layout in zip(self._starts, self._parts, layouts, strict=False):
             starts = layout.starts
-            here, before = (self._ours.take(part[places], mode="clip") for places in (starts, starts - 1))
-            before[starts == 0] = last
+            # clip: ``digest`` reports a token that the tokenizer does not have
+            here = self._ours.take(part[starts], mode="clip")
+            before = self._ours.take(part[starts - 1], mode="clip")
+            before[starts == 0] = last_of_file_before
             yield begin + starts[(here != EOS) & (before != EOS)]
-            last = self._ours.take(part[-1], mode="clip") if len(part) else last
+            if len(part):
+                last_of_file_before = self._ours.take(part[-1], mode="clip")
 
     def digest(self) -> bytes:
         """Return the SHA-256 of all tokens. Raises UserError for one that the tokenizer does not have."""
-        whole = hashlib.sha256()
+        sha = hashlib.sha256()
         for file, part in zip(self._files, self._parts, strict=True):
             for start in range(0, len(part), TOKENS_AT_A_TIME):
                 tokens = part[start : start + TOKENS_AT_A_TIME]
-                if (largest := int(tokens.max())) >= len(self._ours) or int(tokens.min()) < 0:
+                largest = int(tokens.max())
+                if largest >= len(self._ours) or int(tokens.min()) < 0:
                     raise UserError(
                         f"{file} has the token {largest}, and the tokenizer has {len(self._ours):,} entries; "
                         f"name the one that it was written with, with --tokenizer"
                     )
-                whole.update(tokens.astype("<u4").data)
-        whole.update(self._breaks.astype("<i8").data)
-        return whole.digest()
+                sha.update(tokens.astype("<u4").data)
+        sha.update(self._breaks.astype("<i8").data)
+        return sha.digest()
+
+
+def _mapped(file: Path, layout: _Layout) -> Ints:
+    """Return the tokens of a shard, which stay on disk."""
+    if not layout.count:  # an empty file cannot be mapped
+        return np.zeros(0, layout.dtype)
+    return np.memmap(file, layout.dtype, "r", layout.offset, (layout.count,))
 
 
 Files: TypeAlias = Folder | Parquet | Shards
@@ -280,14 +303,14 @@ def open_files(spec: str) -> AnyText:
     """
     path = Path(filled_in(spec))
     if path.is_dir():
-        found = (f for f in path.rglob("*") if not any(n.startswith(".") for n in f.relative_to(path).parts))
+        named = [file for file in path.rglob("*") if not _is_hidden(file.relative_to(path))]
     elif path.exists() or not any(mark in str(path) for mark in "*?["):
         if path.suffix in _BY_SUFFIX and path.is_file():
             return _BY_SUFFIX[path.suffix](spec, (path,))
         return open_text(spec)
     else:
-        found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-    files = sorted(f for f in found if f.is_file() and not _is_index(f))
+        named = list(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    files = sorted(file for file in named if file.is_file() and not _is_index(file))
     if not files and spec.endswith("]") and not path.is_dir():  # a part, such as text[:1000]
         return open_text(spec)
     kinds = {_BY_SUFFIX.get(file.suffix, Folder) for file in files}
@@ -298,10 +321,16 @@ def open_files(spec: str) -> AnyText:
     return kinds.pop()(spec, tuple(files))
 
 
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
 def _is_index(file: Path) -> bool:
     """Whether a file says where the documents of the shard next to it begin, as ``layout_of`` reads it."""
-    own = Path(file.name.removesuffix(".npy"))
-    return own.suffix == ".idx" and any(file.with_name(own.stem + kind).exists() for kind in (".bin", ".npy"))
+    index = Path(file.name.removesuffix(".npy"))
+    if index.suffix != ".idx":
+        return False
+    return any(file.with_name(index.stem + ending).exists() for ending in (".bin", ".npy"))
 
 
 def apart(texts: Mapping[str, AnyText]) -> dict[str, AnyText]:
@@ -310,17 +339,20 @@ def apart(texts: Mapping[str, AnyText]) -> dict[str, AnyText]:
     Raises UserError if none is left.
     """
     files = {name: {file.resolve() for file in _files_of(text)} for name, text in texts.items()}
-    left: dict[str, AnyText] = {}
+    separated: dict[str, AnyText] = {}
     for name, text in texts.items():
         if not isinstance(text, Files):
-            left[name] = text
+            separated[name] = text
             continue
-        others = set[Path]().union(*(own for own in files.values() if own < files[name]))
-        kept = tuple(file for file in text.files if file.resolve() not in others)
-        if not kept:
+        in_smaller: set[Path] = set()
+        for other in files.values():
+            if other < files[name]:
+                in_smaller |= other
+        rest = tuple(file for file in text.files if file.resolve() not in in_smaller)
+        if not rest:
             raise UserError(f"every file of {text.name} also belongs to another text; name other files")
-        left[name] = replace(text, files=kept)
-    return left
+        separated[name] = replace(text, files=rest)
+    return separated
 
 
 def _files_of(text: AnyText) -> tuple[Path, ...]:

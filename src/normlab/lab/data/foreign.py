@@ -116,7 +116,8 @@ class ForeignTokenizer(Tokenizer):
         EOS takes the number of its special token if there is exactly one, and is added otherwise. Raises
         UserError if the library would add it under the number of another entry.
         """
-        backend, size = Backend.from_str(self._backend.to_str()), len(self._entries)
+        backend = Backend.from_str(self._backend.to_str())
+        size = len(self._entries)
         names = [backend.id_to_token(int(i)) for i in np.flatnonzero(self.ours() == EOS)]
         special = [name for name in names if name is not None]
         name = special[0] if len(special) == 1 else SPECIALS[EOS]
@@ -147,7 +148,7 @@ def of_json(fields: Mapping[str, Any]) -> ForeignTokenizer:
         backend.no_padding()
         backend.no_truncation()
     backend.encode_special_tokens = True
-    model, names, added = fields["model"], backend.get_vocab(), backend.get_added_tokens_decoder()
+    model, names = fields["model"], backend.get_vocab()
     if model.get("dropout"):
         raise UserError("its model has a dropout, which gives a text other tokens each time; set it to null")
     numbers = set(names.values())
@@ -155,12 +156,15 @@ def of_json(fields: Mapping[str, Any]) -> ForeignTokenizer:
         raise UserError("its JSON is damaged: it has no entries, or two with the same number")
     if max(numbers) >= MOST_ENTRIES:
         raise UserError(f"its entries have numbers up to {max(numbers):,}; {MOST_ENTRIES - 1:,} is allowed")
-    texts = {name: i for name, i in names.items() if not (i in added and added[i].special)}
+    added = backend.get_added_tokens_decoder()
+    texts = {name: i for name, i in names.items() if i not in added or not added[i].special}
+    pieces = _pieces(backend, fields, texts)
+    if pieces:
+        of_bytes = ForeignPieces(backend, fields, [pieces.get(i, b"") for i in range(max(numbers) + 1)])
+        (decoded,) = of_bytes.decode(of_bytes.encode([_SAMPLE]))
+        if decoded.removeprefix(" ") == _SAMPLE:
+            return of_bytes
     special = ~np.isin(np.arange(max(numbers) + 1), list(texts.values()))
-    if pieces := _pieces(backend, fields, texts):
-        made = ForeignPieces(backend, fields, [pieces.get(i, b"") for i in range(len(special))])
-        if made.decode(made.encode([_SAMPLE]))[0].removeprefix(" ") == _SAMPLE:
-            return made
     unknown = model.get("unk_id", backend.token_to_id(model.get("unk_token") or ""))
     return ForeignTokenizer(backend, fields, special, unknown)
 
@@ -177,13 +181,17 @@ def _pieces(backend: Backend, fields: Mapping[str, Any], texts: Mapping[str, int
     if '"type": "ByteLevel"' in steps:
         backend.decoder = backend.decoder or decoders.ByteLevel()
         try:
+            # Names of added tokens are plain text, and not in GPT-2's alphabet.
             return {i: name.encode() if i in added else bytes_of(name) for name, i in texts.items()}
         except UserError:
             return {}
     alone = backend.decode_batch([[i] for i in texts.values()], skip_special_tokens=False)
     pieces = {i: text.encode() for i, text in zip(texts.values(), alone, strict=True)}
     if '"type": "ByteFallback"' in steps:
-        pieces |= {i: bytes.fromhex(byte[1]) for name, i in texts.items() if (byte := _BYTE.fullmatch(name))}
+        for name, i in texts.items():
+            byte = _BYTE.fullmatch(name)
+            if byte:
+                pieces[i] = bytes.fromhex(byte[1])
     return pieces
 
 
@@ -194,14 +202,12 @@ def of_ranks(content: bytes) -> ForeignTokenizer:
     ranks = dict(_ranks(content))
     encoding = ENCODINGS.get(len(ranks))
     if encoding is None:
-        known = ", ".join(f"{each.name} ({ranks:,})" for ranks, each in ENCODINGS.items())
+        known = ", ".join(f"{encoding.name} ({number:,})" for number, encoding in ENCODINGS.items())
         raise UserError(f"it has {len(ranks):,} ranks, and the encodings that are known have {known}")
     names = {name_of(piece): rank for piece, rank in ranks.items()}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    special = [
-        {"id": i, "content": f"<|{i}|>", "special": True, **flags}
-        for i in sorted(set(range(encoding.entries)) - set(ranks.values()))
-    ]
+    without_rank = sorted(set(range(encoding.entries)) - set(ranks.values()))
+    special = [{"id": i, "content": f"<|{i}|>", "special": True, **flags} for i in without_rank]
     split = {"type": "Split", "pattern": {"Regex": encoding.words}, "behavior": "Isolated", "invert": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return of_json(
@@ -226,7 +232,10 @@ def _merges(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:
     """Return the pair that forms each piece of several bytes, in the order of the ranks."""
     pairs = []
     for piece, rank in sorted(ranks.items(), key=lambda entry: entry[1]):
-        if len(piece) > 1 and len(parts := _encoded(piece, ranks, below=rank)) == 2:
+        if len(piece) == 1:
+            continue
+        parts = _encoded(piece, ranks, below=rank)
+        if len(parts) == 2:
             pairs.append((name_of(parts[0]), name_of(parts[1])))
     return pairs
 
@@ -235,8 +244,9 @@ def _encoded(piece: bytes, ranks: Mapping[bytes, int], *, below: int) -> list[by
     """Join the bytes of a piece, always the pair with the lowest rank first, using only ranks ``below``."""
     parts = [piece[i : i + 1] for i in range(len(piece))]
     while True:
-        joint = [ranks.get(a + b, below) for a, b in pairwise(parts)]
-        if not joint or min(joint) >= below:
+        ranks_joined = [ranks.get(a + b, below) for a, b in pairwise(parts)]
+        lowest = min(ranks_joined, default=below)
+        if lowest >= below:
             return parts
-        place = joint.index(min(joint))
+        place = ranks_joined.index(lowest)
         parts[place : place + 2] = [parts[place] + parts[place + 1]]

@@ -76,7 +76,7 @@ def prepare(config: DataConfig, root: str | Path) -> tuple[DataConfig, Corpus]:
     _require_sound(config, surveys)
     digests = [facts.digest for facts in surveys.values()]
     config = with_digest(config, digests)
-    key = [config.digest, config.vocab_size, config.max_len]
+    key: list[Any] = [config.digest, config.vocab_size, config.max_len]
     if config.pretokenizer:
         key += [config.pretokenizer, config.source_lang, config.target_lang]
     folder = prepare_folder(root, key, partial(_fill, texts=texts, config=config, train=digests[:2]))
@@ -88,22 +88,31 @@ def _read(config: DataConfig) -> tuple[dict[str, Iterable[str]], dict[str, str]]
     """Return the six texts, which can be iterated again and again, and facts about their origin."""
     given = [name for name in PARALLEL_TEXTS if getattr(config, name)]
     if not given:
-        splits = generate(config.builtin, pairs=config.builtin_pairs, seed=config.builtin_seed)
-        sides = (side for pairs in (splits.train, splits.dev, splits.test) for side in vars(pairs).values())
-        origin = {"Corpus": f"built-in {config.builtin}, seed {config.builtin_seed}"}
-        return dict(zip(PARALLEL_TEXTS, sides, strict=True)), origin
+        return _generated(config), {"Corpus": f"built-in {config.builtin}, seed {config.builtin_seed}"}
     needed = PARALLEL_TEXTS if config.test_src or config.test_tgt else PARALLEL_TEXTS[:4]
     text.require_texts(given, needed, "both sides of train and dev text are needed, and of test text if any")
-    texts = {name: open_text(getattr(config, name)) for name in given}
-    held_out = {name: list(lines) for name, lines in texts.items() if name not in PARALLEL_TEXTS[:2]}
+    texts: dict[str, Iterable[str]] = {}
+    for name in given:
+        lines = open_text(getattr(config, name))
+        # Training text is too large for memory; the others are needed as a whole.
+        texts[name] = lines if name in PARALLEL_TEXTS[:2] else list(lines)
     files = [Path(getattr(config, name)).name for name in given]
-    origin = {
-        f"{split} text": f"{source}, {target}"
-        for split, source, target in zip(("Training", "Dev", "Test"), files[::2], files[1::2], strict=False)
-    }
-    origin.setdefault("Test text", "none given, so the dev text")
-    dev_for_test = {"test_src": held_out["dev_src"], "test_tgt": held_out["dev_tgt"]}
-    return {**texts, **dev_for_test, **held_out}, origin
+    origin: dict[str, str] = {}
+    for split, source, target in zip(("Training", "Dev", "Test"), files[::2], files[1::2], strict=False):
+        origin[f"{split} text"] = f"{source}, {target}"
+    if "test_src" not in texts:
+        texts["test_src"], texts["test_tgt"] = texts["dev_src"], texts["dev_tgt"]
+        origin["Test text"] = "none given, so the dev text"
+    return texts, origin
+
+
+def _generated(config: DataConfig) -> dict[str, Iterable[str]]:
+    """Return the six texts of the built-in corpus."""
+    splits = generate(config.builtin, pairs=config.builtin_pairs, seed=config.builtin_seed)
+    sides: list[Iterable[str]] = []
+    for pairs in (splits.train, splits.dev, splits.test):
+        sides += [pairs.source, pairs.target]
+    return dict(zip(PARALLEL_TEXTS, sides, strict=True))
 
 
 def _require_sound(config: DataConfig, surveys: dict[str, text.Survey]) -> None:
@@ -123,6 +132,9 @@ def _require_sound(config: DataConfig, surveys: dict[str, text.Survey]) -> None:
 def _fill(
     work: Path, *, texts: dict[str, Iterable[str]], config: DataConfig, train: list[bytes]
 ) -> dict[str, Any]:
+    """Write the files of a prepared text; return its manifest. ``train`` are the digests of its training text
+    when it was surveyed.
+    """
     tokenizer = vocabulary(config, texts["train_src"], texts["train_tgt"])
     tokenizer.save(work / "tokenizer.json")
     overlap = text.Overlap(texts["dev_src"], texts["test_src"])
@@ -142,7 +154,7 @@ def _fill(
     for side, encode in zip(SIDES, (tokenizer.encode, tokenizer.encode_target), strict=True):
         with RaggedWriter.open(work / f"dev.{side}", dtype) as file:
             file.append(Ragged.of(encode(list(texts[f"dev_{side}"])), dtype))
-    sizes = [len(list(texts[f"{name}_src"])) for name in ("dev", "test")]
+    dev_pairs, test_pairs = len(list(texts["dev_src"])), len(list(texts["test_src"]))
     counts = count_facts(tally.target_counts)
     shares = overlap.shares()
     return {
@@ -154,7 +166,7 @@ def _fill(
         "facts": {
             "Training pairs": f"{tally.kept:,} kept of {tally.read:,}; left out: {empty:,} with an empty "
             f"side, {too_long:,} with a side over {config.max_len} tokens",
-            "Dev and test pairs": f"{sizes[0]:,} and {sizes[1]:,}",
+            "Dev and test pairs": f"{dev_pairs:,} and {test_pairs:,}",
             "Same source sentences": text.describe_shares(shares),
             "Training tokens": f"{tally.tokens[0]:,} source, {tally.tokens[1]:,} target",
             "Vocabulary": f"{tokenizer.vocab_size:,} entries, joint {tokenizer.kind}",
@@ -165,9 +177,12 @@ def _fill(
 
 @dataclass(frozen=True)
 class _Tally:
+    """What was counted while a training text was encoded, in pairs unless it says otherwise."""
+
     read: int
     kept: int
     left_out: dict[str, int]
+    """By the reason."""
     tokens: tuple[int, int]
     """Source and target tokens in the pairs that are kept."""
     target_counts: NDArray[np.int64]
@@ -186,29 +201,31 @@ def _encode_train(
     dtype = id_type(tokenizer.vocab_size)
     read = kept = empty = 0
     counts = np.zeros(tokenizer.vocab_size, np.int64)
-    whole = hashlib.sha256(), hashlib.sha256()
-    encoders = tokenizer.encode, tokenizer.encode_target
+    digests = hashlib.sha256(), hashlib.sha256()
     with (
         RaggedWriter.open(work / "train.src", dtype) as src,
         RaggedWriter.open(work / "train.tgt", dtype) as tgt,
     ):
-        for part in text.paired_parts(*sides):
-            for hashed, lines in zip(whole, part, strict=True):
-                hashed.update(text.raw(lines))
-            overlap.see(part[0])
-            both = [Ragged.of(encode(lines), dtype) for encode, lines in zip(encoders, part, strict=True)]
-            lengths = np.stack([side.lengths for side in both])
-            chosen = (lengths.min(0) > 0) & (lengths.max(0) < max_len)
-            source, target = (side.only(chosen) for side in both)
+        for source_lines, target_lines in text.paired_parts(*sides):
+            digests[0].update(text.raw(source_lines))
+            digests[1].update(text.raw(target_lines))
+            overlap.see(source_lines)
+            source = Ragged.of(tokenizer.encode(source_lines), dtype)
+            target = Ragged.of(tokenizer.encode_target(target_lines), dtype)
+            shorter = np.minimum(source.lengths, target.lengths)
+            longer = np.maximum(source.lengths, target.lengths)
+            chosen = (shorter > 0) & (longer < max_len)
+            source, target = source.only(chosen), target.only(chosen)
             src.append(source)
             tgt.append(target)
             counts += np.bincount(target.tokens, minlength=len(counts))
-            read, kept = read + len(chosen), kept + len(source)
-            empty += int((lengths.min(0) == 0).sum())
+            read += len(chosen)
+            kept += len(source)
+            empty += int((shorter == 0).sum())
     counts[EOS] += kept
     left_out = {"empty side": empty, "too long": read - kept - empty}
     tokens = src.tokens.length, tgt.tokens.length
-    return _Tally(read, kept, left_out, tokens, counts, [hashed.digest() for hashed in whole])
+    return _Tally(read, kept, left_out, tokens, counts, [sha.digest() for sha in digests])
 
 
 def require_lengths(config: Config, corpus: Corpus, max_positions: int | None) -> None:
@@ -217,33 +234,54 @@ def require_lengths(config: Config, corpus: Corpus, max_positions: int | None) -
 
     Only the source of a test text is checked.
     """
-    longest, max_tokens = [0, 0], config.train.max_tokens
+    _require_room_in_batch(corpus, config.train.max_tokens)
+    if max_positions is not None:
+        _require_positions(corpus, max_positions)
+    _require_short_lines(config, corpus, max_positions)
+
+
+def _require_room_in_batch(corpus: Corpus, max_tokens: int) -> None:
+    """Raise UserError if the longest training pair is longer than a batch."""
+    longest_source = longest_target = 0
     for source, target in corpus.train.lengths_in_parts():
         row = int(np.argmax(source + target))
-        if source[row] + target[row] + 2 > sum(longest):
-            longest = [int(source[row]) + 1, int(target[row]) + 1]
-    if (needed := sum(longest)) > max_tokens:
+        if source[row] + target[row] + 2 > longest_source + longest_target:
+            longest_source, longest_target = int(source[row]) + 1, int(target[row]) + 1
+    needed = longest_source + longest_target
+    if needed > max_tokens:
         raise UserError(
-            f"the longest training pair has {longest[0]} + {longest[1]} tokens, and a batch holds "
+            f"the longest training pair has {longest_source} + {longest_target} tokens, and a batch holds "
             f"--max-tokens {max_tokens}; type --max-tokens {needed}, or leave such pairs out with --max-len "
             f"{max(2, max_tokens // 2)}"
         )
-    if max_positions is not None:
-        most = max(int(max(s.max(), t.max())) + 1 for s, t in corpus.train.lengths_in_parts())
-        if most > max_positions:
-            raise UserError(
-                f"the longest training sentence has {most} tokens, and the model has learned {max_positions} "
-                f"positions; type --max-positions {most}, or leave longer ones out: --max-len {max_positions}"
-            )
+
+
+def _require_positions(corpus: Corpus, max_positions: int) -> None:
+    """Raise UserError if the longest training sentence has more tokens than the model has positions."""
+    longest = 0
+    for source, target in corpus.train.lengths_in_parts():
+        longest = max(longest, int(source.max()) + 1, int(target.max()) + 1)
+    if longest > max_positions:
+        raise UserError(
+            f"the longest training sentence has {longest} tokens, and the model has learned {max_positions} "
+            f"positions; type --max-positions {longest}, or leave longer ones out: --max-len {max_positions}"
+        )
+
+
+def _require_short_lines(config: Config, corpus: Corpus, max_positions: int | None) -> None:
+    """Raise UserError at the longest line of dev, or of the test's source, if it is too long."""
     limit, why = LONGEST_SENTENCE, f"a translation takes at most {LONGEST_SENTENCE:,}"
     advice = "split it into sentences"
     if max_positions is not None and max_positions <= limit:
         limit, why = max_positions, f"the model has learned {max_positions} positions"
         advice = "type --max-positions {}, or shorten the line"
-    tested = np.array([len(ids) for ids in corpus.tokenizer.encode(corpus.test_text.source)])
-    for name, lengths in zip(("dev_src", "dev_tgt", "test_src"), (*corpus.dev.lengths, tested), strict=True):
+    dev_source, dev_target = corpus.dev.lengths
+    test_source = np.array([len(ids) for ids in corpus.tokenizer.encode(corpus.test_text.source)])
+    lengths_of = {"dev_src": dev_source, "dev_tgt": dev_target, "test_src": test_source}
+    for name, lengths in lengths_of.items():
         line = int(np.argmax(lengths))
-        if (length := int(lengths[line]) + 1) > limit:
+        length = int(lengths[line]) + 1
+        if length > limit:
             file = Path(getattr(config.data, name)).name or name
             raise UserError(
                 f"{file}, line {line + 1} has {length} tokens, and {why}; {advice.format(length)}"

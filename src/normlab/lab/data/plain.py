@@ -18,7 +18,7 @@ from torch import Tensor
 from normlab.base.model_config import derive
 from normlab.errors import UserError
 from normlab.lab.config import Config, DataConfig
-from normlab.lab.data.batches import TensorBatch, drop_words, permutation
+from normlab.lab.data.batches import TensorBatch
 from normlab.lab.data.builtin import generate
 from normlab.lab.data.corpus import (
     Encoded,
@@ -28,6 +28,7 @@ from normlab.lab.data.corpus import (
     prepare_folder,
     with_digest,
 )
+from normlab.lab.data.draws import drop_words, permutation
 from normlab.lab.data.files import AnyText, ShardTokens, apart, open_files
 from normlab.lab.data.ragged import Ints, Read, TokenArray, reader_of
 from normlab.lab.data.readings import TextReading, reading_of
@@ -102,12 +103,13 @@ def prepare_text(
     reading = reading or reading_of(config, texts.values())
     paths = {name: getattr(config, f"{name}_text") for name in texts}
     surveys = {name: reading.survey(text, paths[name] or name) for name, text in texts.items()}
-    if wordless := [paths[name] for name, facts in surveys.items() if paths[name] and facts.blank]:
-        raise UserError(f"{wordless[0]} holds no word; pass a file of text")
-    before = {name: facts.digest for name, facts in surveys.items()}
-    config = with_digest(config, before.values())
+    for name, facts in surveys.items():
+        if paths[name] and facts.blank:
+            raise UserError(f"{paths[name]} holds no word; pass a file of text")
+    digests = {name: facts.digest for name, facts in surveys.items()}
+    config = with_digest(config, digests.values())
     key = [reading.key, config.digest, config.vocab_size]
-    fill = partial(_fill, reading=reading, texts=texts, config=config, before=before)
+    fill = partial(_fill, reading=reading, texts=texts, config=config, digests=digests)
     folder = prepare_folder(root, key, fill)
     tokens = {name: reading.tokens(folder / f"{name}.tokens.npy", text) for name, text in texts.items()}
     corpus = TextCorpus.load(folder, tokens)
@@ -137,14 +139,15 @@ def _fill(
     reading: TextReading,
     texts: dict[str, AnyText],
     config: DataConfig,
-    before: dict[str, bytes],
+    digests: dict[str, bytes],
 ) -> dict[str, Any]:
+    """Write the files of a prepared text; return its manifest. ``digests`` are those of the survey."""
     tokenizer = vocabulary(config, reading.content(texts["train"]), ())
     tokenizer.save(work / "tokenizer.json")
     encoded: dict[str, Encoded] = {}
     for name, text in texts.items():
         encoded[name] = reading.encode(work / f"{name}.tokens.npy", tokenizer, text)
-        require_unchanged(getattr(config, f"{name}_text"), before[name], encoded[name].digest)
+        require_unchanged(getattr(config, f"{name}_text"), digests[name], encoded[name].digest)
     tokens = reading.tokens(work / "test.tokens.npy", texts["test"])
     documents = reading.documents(texts["test"], tokens, tokenizer)
     np.save(work / _DOCUMENTS, documents, allow_pickle=False)
@@ -152,7 +155,7 @@ def _fill(
     train_facts = count_facts(encoded["train"].counts)
     return {
         "digest": config.digest,
-        "sizes": {name: each.size for name, each in encoded.items()},
+        "sizes": {name: facts.size for name, facts in encoded.items()},
         "overlap": shares,
         "lost": encoded["dev"].lost or encoded["test"].lost,
         **train_facts,
@@ -167,17 +170,17 @@ def _fill(
 
 
 def _sizes(encoded: Mapping[str, Encoded]) -> dict[str, str]:
-    amounts = {
-        name: "".join(f"{amount:,} {what}, " for what, amount in each.size.items() if amount)
-        for name, each in encoded.items()
-    }
-    return {
-        "Training size": f"{amounts['train']}{int(encoded['train'].counts.sum()):,} tokens",
-        **{
-            f"{name.capitalize()} size": f"{amounts[name]}{encoded[name].counts[UNK]:,} unknown characters"
-            for name in ("dev", "test")
-        },
-    }
+    """Say how large each text is, in the units that are known: words and bytes of shards may not be."""
+    sizes: dict[str, str] = {}
+    for name, label in (("train", "Training"), ("dev", "Dev"), ("test", "Test")):
+        facts = encoded[name]
+        amounts = [f"{amount:,} {unit}" for unit, amount in facts.size.items() if amount]
+        if name == "train":
+            amounts.append(f"{int(facts.counts.sum()):,} tokens")
+        else:
+            amounts.append(f"{facts.counts[UNK]:,} unknown characters")
+        sizes[f"{label} size"] = ", ".join(amounts)
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,7 @@ class Blocks:
         self._stream = stream
         self._count = block_count(stream, block_len)
         self._read = reader_of(stream)
+        # Two epochs, since batches that are made ahead may belong to the next one.
         self._order = lru_cache(2)(lambda epoch: permutation(self._count, derive(seed, "shuffle", epoch)))
 
     @property
@@ -235,9 +239,9 @@ class Blocks:
 
 def blocks_in_order(stream: TokenArray, *, block_len: int, rows: int) -> Iterator[TextBatch]:
     """Yield every block once, ``rows`` at a time, from the beginning of the text to its end."""
-    read = reader_of(stream)
-    for start in range(0, block_count(stream, block_len), rows):
-        chosen = np.arange(start, min(start + rows, block_count(stream, block_len)))
+    read, count = reader_of(stream), block_count(stream, block_len)
+    for start in range(0, count, rows):
+        chosen = np.arange(start, min(start + rows, count))
         yield _batch(*_cut(read, len(stream), chosen, block_len), len(chosen))
 
 
@@ -270,6 +274,6 @@ def _cut(read: Read, length: int, chosen: Ints, block_len: int) -> tuple[Ints, I
 
 
 def _batch(ids: Ints, target: Ints, rows: int) -> TextBatch:
-    empty = ((0, rows - len(ids)), (0, 0))
-    padded = (torch.from_numpy(np.pad(side, empty, constant_values=PAD)) for side in (ids, target))
-    return TextBatch(*padded, tokens=int((target != PAD).sum()))
+    empty_rows = ((0, rows - len(ids)), (0, 0))
+    padded = [np.pad(side, empty_rows, constant_values=PAD) for side in (ids, target)]
+    return TextBatch(*map(torch.from_numpy, padded), tokens=int((target != PAD).sum()))

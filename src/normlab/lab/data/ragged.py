@@ -84,7 +84,7 @@ def reader_of(array: TokenArray) -> Read:
             raise UserError(f"{name} was cut off since it was prepared; delete its folder and start again")
         return np.frombuffer(raw, dtype)
 
-    weakref.finalize(read, os.close, file)
+    weakref.finalize(read, os.close, file)  # nobody else knows when the last read is done
     return read
 
 
@@ -120,19 +120,22 @@ class Ragged:
         return np.diff(self.offsets)
 
     def only(self, chosen: NDArray[np.bool_]) -> Ragged:
+        """Return the chosen sentences, given a truth value for each."""
         lengths = self.lengths
         offsets = np.append(0, lengths[chosen]).cumsum()
         return Ragged(self.tokens[np.repeat(chosen, lengths)], offsets)
 
     def shifted(self) -> Ragged:
         """Return the same sentences, each moved to the place of the next, the last to that of the first."""
-        last = self.offsets[-2]
-        tokens = np.concatenate([self.tokens[last:], self.tokens[:last]])
+        last_sentence = self.offsets[-2]
+        tokens = np.concatenate([self.tokens[last_sentence:], self.tokens[:last_sentence]])
         return Ragged(tokens, np.append(0, np.roll(self.lengths, 1)).cumsum())
 
     def padded(self, rows: Ints, width: int) -> tuple[Ints, Ints]:
         """Return ``[B, width]`` ids padded with PAD, and ``[B]`` lengths."""
-        bounds = np.array([self.bounds(row, row + 2) for row in rows.tolist()]).reshape(-1, 2)
+        bounds = np.array([self.bounds(row, row + 2) for row in rows.tolist()]).reshape(
+            -1, 2
+        )  # also for no rows
         ids = np.full((len(rows), width), PAD, np.int64)
         for line, (start, stop) in zip(ids, bounds.tolist(), strict=True):
             line[: stop - start] = self._read_tokens(start, stop)
@@ -170,8 +173,7 @@ class TokenPairs:
         """Yield ``lengths`` in parts of bounded size; memory never holds all of a large text's."""
         for start in range(0, len(self), _PAIRS_AT_A_TIME):
             stop = min(start + _PAIRS_AT_A_TIME, len(self)) + 1
-            source, target = (np.diff(side.bounds(start, stop)) for side in (self.source, self.target))
-            yield source, target
+            yield np.diff(self.source.bounds(start, stop)), np.diff(self.target.bounds(start, stop))
 
 
 @dataclass(frozen=True)
@@ -185,9 +187,12 @@ class RaggedWriter:
     @contextmanager
     def open(cls, path: Path, dtype: type[np.integer]) -> Generator[Self]:
         tokens, offsets = _files(path)
-        with ArrayWriter.open(tokens, dtype) as tokens_file, ArrayWriter.open(offsets, np.int64) as file:
-            file.append(np.zeros(1, np.int64))
-            yield cls(tokens_file, file)
+        with (
+            ArrayWriter.open(tokens, dtype) as tokens_writer,
+            ArrayWriter.open(offsets, np.int64) as offsets_writer,
+        ):
+            offsets_writer.append(np.zeros(1, np.int64))
+            yield cls(tokens_writer, offsets_writer)
 
     def append(self, part: Ragged) -> None:
         self.offsets.append(part.offsets[1:] + self.tokens.length)

@@ -81,7 +81,7 @@ def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:
     """
     shards = [isinstance(text, Shards) for text in texts]
     if not any(shards):
-        return _AsItIs() if is_verbatim(config) else ByLine()
+        return _Verbatim() if is_verbatim(config) else ByLine()
     if not all(shards):
         raise UserError("all of train, dev and test must be token shards, or none; name the shards of each")
     if config.tokenizer in LEARNED:
@@ -94,7 +94,7 @@ def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:
         raise UserError(
             f"{config.tokenizer} is no tokenizer.json of others, nor a .tiktoken; name the one of the shards"
         )
-    return _AsShards(tokenizer)
+    return _FromShards(tokenizer)
 
 
 @final
@@ -112,17 +112,14 @@ class ByLine(TextReading):
     def encode(self, path: Path, tokenizer: Tokenizer, text: AnyText) -> Encoded:
         """Write an EOS, then each line with an EOS at its end; dev and test are decoded and compared."""
         text = _readable(text)
-        encoded, whole = Encoded(tokenizer.vocab_size), hashlib.sha256()
+        encoded, sha = Encoded(tokenizer.vocab_size), hashlib.sha256()
         dtype = id_type(tokenizer.vocab_size)
-        as_read = (
-            line if line.endswith("\n") or not text.in_rows else f"{line}\n"
-            for line, _ in lines(text.units())
-        )
+        lines_as_read = _lines_as_read(text)
         with ArrayWriter.open(path, dtype) as file:
             file.append(np.array([EOS], dtype))
             for part in parts(text):
                 content = raw(part)
-                whole.update(content)
+                sha.update(content)
                 encoded.bytes += len(content)
                 encoded.words += sum(len(line.split()) + 1 for line in part)
                 ids = tokenizer.encode(part)
@@ -131,10 +128,10 @@ class ByLine(TextReading):
                 encoded.counts += np.bincount(stream, minlength=len(encoded.counts))
                 file.append(stream)
                 if not path.name.startswith("train"):
-                    expected = list(itertools.islice(as_read, len(part)))
-                    back = [f"{line}\n" for line in tokenizer.decode(ids)]
-                    encoded.compare([*expected, *[""] * (len(part) - len(expected))], back)
-        encoded.digest = whole.digest()
+                    expected = list(itertools.islice(lines_as_read, len(part)))
+                    expected += [""] * (len(part) - len(expected))  # rows have no empty last line
+                    encoded.compare(expected, [f"{line}\n" for line in tokenizer.decode(ids)])
+        encoded.digest = sha.digest()
         return encoded
 
     def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
@@ -145,7 +142,7 @@ class ByLine(TextReading):
 
 
 @final
-class _AsItIs(TextReading):
+class _Verbatim(TextReading):
     """Byte for byte, with an EOS before each document."""
 
     key = "verbatim"
@@ -154,18 +151,20 @@ class _AsItIs(TextReading):
         return (part for part, _ in pieces(_readable(text).units()))
 
     def survey(self, text: AnyText, name: str) -> Survey:
-        whole, count, blank = hashlib.sha256(), 0, True
+        sha, count, blank = hashlib.sha256(), 0, True
         for number, (piece, begins) in enumerate(pieces(_readable(text).units())):
-            whole.update(_BREAK + piece.encode() if begins and number else piece.encode())
+            if begins and number:
+                sha.update(_BREAK)
+            sha.update(piece.encode())
             count += piece.count("\n")
             blank = blank and not piece.strip()
-        return Survey(count, blank, whole.digest())
+        return Survey(count, blank, sha.digest())
 
     def encode(self, path: Path, tokenizer: Tokenizer, text: AnyText) -> Encoded:
         """Write each document after an EOS."""
-        encoded = Encoded(tokenizer.vocab_size)
-        whole, dtype = hashlib.sha256(), id_type(tokenizer.vocab_size)
-        before = " "
+        encoded, sha = Encoded(tokenizer.vocab_size), hashlib.sha256()
+        dtype = id_type(tokenizer.vocab_size)
+        last_character = " "
         with ArrayWriter.open(path, dtype) as file:
             rest = pieces(_readable(text).units())
             while part := list(itertools.islice(rest, _PIECES_AT_A_TIME)):
@@ -176,16 +175,19 @@ class _AsItIs(TextReading):
                 stream = np.insert(ragged.tokens, ragged.offsets[:-1][begins], EOS)
                 for piece, first in part:
                     content = piece.encode()
-                    whole.update(_BREAK + content if first and encoded.bytes else content)
+                    if first and encoded.bytes:
+                        sha.update(_BREAK)
+                    sha.update(content)
                     encoded.bytes += len(content)
-                    cut_word = not (first or before.isspace() or piece[0].isspace())
-                    encoded.words += count_words(piece) - cut_word
-                    before = piece[-1]
+                    # A word across two pieces was counted with the first of them.
+                    continues = not first and not last_character.isspace() and not piece[0].isspace()
+                    encoded.words += count_words(piece) - continues
+                    last_character = piece[-1]
                 encoded.compare(texts, tokenizer.decode(ids))
                 encoded.counts += np.bincount(stream, minlength=tokenizer.vocab_size)
                 file.append(stream)
         encoded.counts[EOS] -= 1  # the first is not predicted
-        encoded.digest = whole.digest()
+        encoded.digest = sha.digest()
         return encoded
 
     def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
@@ -193,7 +195,7 @@ class _AsItIs(TextReading):
 
 
 @final
-class _AsShards(TextReading):
+class _FromShards(TextReading):
     """Tokens that others wrote, which stay where they are."""
 
     key = "shards"
@@ -205,11 +207,11 @@ class _AsShards(TextReading):
         return ()
 
     def survey(self, text: AnyText, name: str) -> Survey:
-        tokens = self._of(text)
+        tokens = self._tokens_of(text)
         return Survey(0, len(tokens) < 2, tokens.digest())
 
     def encode(self, path: Path, tokenizer: Tokenizer, text: AnyText) -> Encoded:
-        encoded, tokens = Encoded(tokenizer.vocab_size), self._of(text)
+        encoded, tokens = Encoded(tokenizer.vocab_size), self._tokens_of(text)
         for start in range(1, len(tokens), TOKENS_AT_A_TIME):
             part = tokens[start : start + TOKENS_AT_A_TIME]
             encoded.counts += np.bincount(part, minlength=tokenizer.vocab_size)
@@ -224,16 +226,20 @@ class _AsShards(TextReading):
     def documents(self, text: AnyText, tokens: TokenArray, tokenizer: Tokenizer) -> NDArray[np.int64]:
         if tokenizer.verbatim:
             return _sizes_by_byte(self._units(tokens), tokens, tokenizer)
-        texts = ((ids, self._tokenizer.decode([ids])[0]) for ids in _documents(tokens) if ids)
-        return np.array([(len(ids), count_words(text), len(text.encode())) for ids, text in texts], np.int64)
+        sizes: list[tuple[int, int, int]] = []
+        for ids in _documents(tokens):
+            if ids:
+                (decoded,) = self._tokenizer.decode([ids])
+                sizes.append((len(ids), count_words(decoded), len(decoded.encode())))
+        return np.array(sizes, np.int64)
 
     def tokens(self, path: Path, text: AnyText) -> ShardTokens:
-        return self._of(text)
+        return self._tokens_of(text)
 
     def overlap(self, texts: Mapping[str, AnyText]) -> dict[str, float]:
         return {}
 
-    def _of(self, text: AnyText) -> ShardTokens:
+    def _tokens_of(self, text: AnyText) -> ShardTokens:
         return ShardTokens(cast("Shards", text).files, self._ours)
 
     def _units(self, tokens: TokenArray) -> Iterator[Unit]:
@@ -265,18 +271,21 @@ def _sizes_by_byte(units: Iterable[Unit], tokens: TokenArray, tokenizer: Tokeniz
     """
     _, words, size = document_sizes(lines(units)).T
     begins = np.cumsum(size) - size
-    held = np.zeros((len(begins), 2), np.int64)
-    lengths, place = tokenizer.byte_counts(), 0
+    held = np.zeros((len(begins), 2), np.int64)  # tokens and bytes of each document
+    bytes_of_entry = tokenizer.byte_counts()
+    place = 0  # in bytes
     for start in range(1, len(tokens), TOKENS_AT_A_TIME):
         part = np.asarray(tokens[start : start + TOKENS_AT_A_TIME])
-        length = lengths[part]
-        ends = place + np.cumsum(length)
-        owner = np.searchsorted(begins, ends - length, side="right") - 1 - (part == EOS)
-        owner = np.maximum(owner, 0)
+        lengths = bytes_of_entry[part]
+        ends = place + np.cumsum(lengths)
+        containing = np.searchsorted(begins, ends - lengths, side="right") - 1
+        # An EOS has no bytes, so its place is where the next document begins; before the first there is none.
+        owner = np.maximum(containing - (part == EOS), 0)
         held[:, 0] += np.bincount(owner, minlength=len(held))
-        np.add.at(held[:, 1], owner, length)
+        np.add.at(held[:, 1], owner, lengths)
         place = int(ends[-1])
     sizes = np.stack([held[:, 0], words, held[:, 1]], axis=1)
+    # A document without a token of its own is counted with the one before it.
     return np.add.reduceat(sizes, np.flatnonzero(sizes[:, 0]), axis=0)
 
 
@@ -286,26 +295,27 @@ def pieces(units: Iterable[Unit]) -> Iterator[Unit]:
     A document is cut before white space that follows a letter or a digit. Every common tokenizer also ends a
     word there, so the tokens are those of the whole document.
     """
-    parts: list[str] = []
+    waiting: list[str] = []
     size, first = 0, True
     for text, begins in units:
         if begins:
             if size:
-                yield "".join(parts), first
-            parts.clear()
+                yield "".join(waiting), first
+            waiting = []
             size, first = 0, True
-        parts.append(text)
+        waiting.append(text)
         size += len(text)
-        if size >= PIECE_CHARACTERS:
-            held, start = "".join(parts), 0
-            while len(held) - start >= PIECE_CHARACTERS:
-                stop = _cut(held, start, start + PIECE_CHARACTERS)
-                yield held[start:stop], first
-                start, first = stop, False
-            parts = [held[start:]]
-            size = len(parts[0])
+        if size < PIECE_CHARACTERS:
+            continue
+        document, start = "".join(waiting), 0
+        while len(document) - start >= PIECE_CHARACTERS:
+            stop = _cut(document, start, start + PIECE_CHARACTERS)
+            yield document[start:stop], first
+            start, first = stop, False
+        waiting = [document[start:]]
+        size = len(waiting[0])
     if size:
-        yield "".join(parts), first
+        yield "".join(waiting), first
 
 
 def _cut(text: str, start: int, stop: int) -> int:
@@ -321,12 +331,18 @@ def _cut(text: str, start: int, stop: int) -> int:
 def lines(units: Iterable[Unit]) -> Iterator[Unit]:
     """Yield the lines of a text with their ends, and whether a document begins with them."""
     for text, begins in units:
-        *whole, rest = text.split("\n")
-        for line in whole:
+        *ended, rest = text.split("\n")
+        for line in ended:
             yield f"{line}\n", begins
             begins = False
         if rest:
             yield rest, begins
+
+
+def _lines_as_read(text: Text | Folder | Parquet) -> Iterator[str]:
+    """Yield the lines of a text with their ends; the end of a row also ends a line."""
+    for line, _ in lines(text.units()):
+        yield f"{line}\n" if text.in_rows and not line.endswith("\n") else line
 
 
 def _readable(text: AnyText) -> Text | Folder | Parquet:

@@ -36,16 +36,18 @@ def open_lines(spec: str | Path) -> Text:
     text = str(spec)
     part = _PART.fullmatch(text)
     if part and not located(text).exists():
-        return _LineRange(open_lines(part[1]), int(part[2] or 0), int(part[3]) if part[3] else None)
+        start, stop = int(part[2] or 0), int(part[3]) if part[3] else None
+        return _LineRange(open_lines(part[1]), start, stop)
     if text.startswith(HUB):
         return HubColumn.of(text)
     if "#" not in text or located(text).exists():
         return TextFile(spec)
-    cuts = [place for place, character in enumerate(text) if character == "#"]
-    cut = next((place for place in cuts if located(text[:place]).is_file()), cuts[0])
-    if not cut:
+    signs = [place for place, character in enumerate(text) if character == "#"]
+    # The names of a table and of its column may both have a #: the file that exists decides.
+    sign = next((place for place in signs if located(text[:place]).is_file()), signs[0])
+    if not sign:
         raise UserError(f"{text} names no table; type its file before the #, for example pairs.tsv{text}")
-    return Column(text[:cut], text[cut + 1 :])
+    return Column(text[:sign], text[sign + 1 :])
 
 
 def open_text(spec: str | Path) -> Text:
@@ -67,7 +69,9 @@ def file_of(text: Text) -> Path | None:
     """Return the file that holds a text; None for a column of the Hub and for lines in memory."""
     if isinstance(text, _LineRange):
         return file_of(text.text)
-    return None if isinstance(text, HubColumn | LineList) else located(text.path)
+    if isinstance(text, HubColumn | LineList):
+        return None
+    return located(text.path)
 
 
 @final
@@ -98,9 +102,12 @@ class Column:
             return
         names = first.split("\t")
         by_number = self.column.isascii() and self.column.isdecimal()
-        place = self._place_of_number(len(names)) if by_number else self._place_of_name(names)
-        text = itertools.chain([first], rows) if by_number else rows
-        for number, row in enumerate(text, 1 if by_number else 2):
+        if by_number:
+            place, first_number = self._place_of_number(len(names)), 1
+            rows = itertools.chain([first], rows)
+        else:
+            place, first_number = self._place_of_name(names), 2
+        for number, row in enumerate(rows, first_number):
             cells = row.split("\t")
             if len(cells) != len(names):
                 raise UserError(
@@ -115,19 +122,20 @@ class Column:
     def _place_of_number(self, columns: int) -> int:
         place = int(self.column)
         if not 1 <= place <= columns:
+            last = f" to #{columns}" if columns > 1 else ""
             raise UserError(
                 f"{self.path} has {count(columns, 'column')}, and #{self.column} is none of them; type "
-                f"{self.path}#1" + (f" to #{columns}" if columns > 1 else "")
+                f"{self.path}#1{last}"
             )
         return place - 1
 
     def _place_of_name(self, names: list[str]) -> int:
         if names.count(self.column) != 1:
-            again = "more than one column" if self.column in names else "no column"
+            wrong = "more than one column" if self.column in names else "no column"
+            numbers = f"a number from 1 to {len(names)}" if len(names) > 1 else "1 for its only column"
             raise UserError(
-                f"{self.path} has {again} {self.column!r}; its first line has {', '.join(map(repr, names))}; "
-                f"type one of these after the #, or "
-                + (f"a number from 1 to {len(names)}" if len(names) > 1 else "1 for its only column")
+                f"{self.path} has {wrong} {self.column!r}; its first line has {', '.join(map(repr, names))}; "
+                f"type one of these after the #, or {numbers}"
             )
         return names.index(self.column)
 
@@ -210,7 +218,8 @@ class HubSet:
 
     def _require_config(self) -> None:
         configs = self.configs()
-        if self.config not in (configs if len(configs) > 1 else ["", *configs]):
+        needs_no_name = len(configs) <= 1 and not self.config
+        if self.config not in configs and not needs_no_name:
             wrong = f"has no configuration {self.config!r}" if self.config else "has several configurations"
             raise UserError(
                 f"{HUB}{self.path} {wrong}; it has {', '.join(configs)}; type {HUB}{self.path}:{configs[0]}#…"
@@ -266,10 +275,14 @@ class HubColumn:
         table = self.of_set.table(self.split)
         self._require_key(self.keys[0], table.column_names, f"{self.of_set}#{self.split}.")
         parts = table.select_columns([self.keys[0]]).with_format("arrow").iter(batch_size=_ROWS_AT_A_TIME)
-        values = itertools.chain.from_iterable(part.column(0).to_pylist() for part in parts)
-        yield from map(self._text, values, itertools.count(1))
+        row = 0
+        for part in parts:
+            for value in part.column(0).to_pylist():
+                row += 1
+                yield self._text(value, row)
 
     def _text(self, value: Any, row: int) -> str:
+        """Return the text of a cell, or of a key in it. Raises UserError if it is no text."""
         before = f"{self.of_set}#{self.split}.{self.keys[0]}."
         for key in self.keys[1:]:
             self._require_key(key, list(value) if isinstance(value, dict) else [], before)
@@ -278,9 +291,9 @@ class HubColumn:
         if isinstance(value, dict):
             self._require_key("", list(value), before)
         if value is None or isinstance(value, (list, bytes)):
-            what = "nothing" if value is None else f"a {type(value).__name__}"
+            content = "nothing" if value is None else f"a {type(value).__name__}"
             raise UserError(
-                f"row {row} of {self.name} has {what} where a text is needed; name another column"
+                f"row {row} of {self.name} has {content} where a text is needed; name another column"
             )
         return str(value)
 

@@ -79,13 +79,14 @@ class TextFile:
 
     def _raw(self) -> Iterator[str]:
         path, number = located(self.path), 0
+        opener = _OPENERS.get(path.suffix, open)
         try:
-            with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
+            with opener(path, "rb") as stream:
                 for content in stream:
                     number += 1
                     yield content.decode()
         except UnicodeDecodeError as error:
-            with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
+            with opener(path, "rb") as stream:
                 if b"\0" in stream.read(_HEAD):
                     raise UserError(
                         f"{path} is not a UTF-8 text: it has zero bytes, like a picture or UTF-16; "
@@ -142,9 +143,11 @@ def located(path: str | Path) -> Path:
     """Return the file that a path refers to: variables are ``filled_in``, and ``x`` is ``x.gz`` or ``x.xz``
     if only that exists. Raises what ``filled_in`` raises.
     """
-    plain = Path(filled_in(path))
-    packed = (plain.with_name(plain.name + ending) for ending in _OPENERS)
-    return plain if plain.exists() else next((p for p in packed if p.exists()), plain)
+    file = Path(filled_in(path))
+    if file.exists():
+        return file
+    packed = [file.with_name(file.name + ending) for ending in _OPENERS]
+    return next((archive for archive in packed if archive.exists()), file)
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -163,13 +166,13 @@ class Survey:
 
 def survey(lines: Iterable[str], name: str) -> Survey:
     """Read a text once, in constant memory, and return facts about it. Raises as ``require_words`` does."""
-    whole, count, blank = hashlib.sha256(), 0, True
+    sha, count, blank = hashlib.sha256(), 0, True
     for part in parts(lines):
         require_words(part, name, first=count + 1)
-        whole.update(raw(part))
+        sha.update(raw(part))
         count += len(part)
         blank = blank and not any(line.strip() for line in part)
-    return Survey(count, blank, whole.digest())
+    return Survey(count, blank, sha.digest())
 
 
 def raw(part: Sequence[str]) -> bytes:
@@ -209,18 +212,22 @@ def _parts(items: Iterable[T], characters: Callable[[T], int]) -> Iterator[list[
 def require_words(lines: Iterable[str], name: str, *, first: int = 1) -> None:
     """Raise UserError for a word of more than ``LONGEST_WORD`` characters; ``first`` numbers the lines."""
     for number, line in enumerate(lines, first):
-        if len(line) > LONGEST_WORD and (longest := max(map(len, line.split()), default=0)) > LONGEST_WORD:
+        if len(line) <= LONGEST_WORD:  # as almost every line, which need not be split
+            continue
+        longest = max(map(len, line.split()), default=0)
+        if longest > LONGEST_WORD:
             raise UserError(
                 f"{name}, line {number:,} has a word of {longest:,} characters, and at most {LONGEST_WORD:,} "
                 "are allowed; put spaces into it, or leave the line out"
             )
 
 
-def require_texts(given: Sequence[str], needed: Sequence[str], what: str) -> None:
-    """Raise UserError if a needed field of the configuration is not given; ``what`` says which are needed."""
-    if missing := [name for name in needed if name not in given]:
-        came, absent = (", ".join(map(flag_name, names)) for names in (given, missing))
-        raise UserError(f"only {came} came, but {what}; pass {absent}")
+def require_texts(given: Sequence[str], needed: Sequence[str], rule: str) -> None:
+    """Raise UserError if a needed field of the configuration is not given; ``rule`` says which are needed."""
+    missing = [name for name in needed if name not in given]
+    if missing:
+        came, absent = ", ".join(map(flag_name, given)), ", ".join(map(flag_name, missing))
+        raise UserError(f"only {came} came, but {rule}; pass {absent}")
 
 
 def require_parallel(names: tuple[str, str], counts: tuple[int, int]) -> None:
@@ -250,13 +257,16 @@ class Overlap:
     """
 
     def __init__(self, dev: Iterable[str], test: Iterable[str]) -> None:
-        held_out = {"dev": dev, "test": test}
-        self._wanted = {name: Counter(filter(None, map(_plain, text))) for name, text in held_out.items()}
-        self._seen = {name: set[str]() for name in held_out}
+        self._wanted: dict[str, Counter[str]] = {}
+        """How often each sentence occurs in dev and in test."""
+        self._seen: dict[str, set[str]] = {"dev": set(), "test": set()}
+        """Those that also occur in the training text so far."""
+        for name, text in (("dev", dev), ("test", test)):
+            self._wanted[name] = Counter(filter(None, map(_words_of, text)))
 
     def see(self, part: Iterable[str]) -> None:
         """Read a part of the training text."""
-        sentences = set(map(_plain, part))
+        sentences = set(map(_words_of, part))
         for name, wanted in self._wanted.items():
             self._seen[name] |= wanted.keys() & sentences
 
@@ -276,7 +286,8 @@ def describe_shares(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{100 * share:.1f}% of {name}" for name, share in shares.items())
 
 
-def _plain(sentence: str) -> str:
+def _words_of(sentence: str) -> str:
+    """Return a sentence with single spaces, so that white space alone makes no difference."""
     return " ".join(sentence.split())
 
 
@@ -288,12 +299,18 @@ def document_sizes(lines: Iterable[Unit]) -> NDArray[np.int64]:
     leading ones to the first. The end of a line counts as a word. ``lines`` include their ends, if they have
     any, and say which of them begin a document of the text.
     """
-    rows = ((1, count_words(line), len(line.encode()), bool(line.strip()), begins) for line, begins in lines)
-    table = np.array(list(rows), np.int64)
-    own = np.flatnonzero(table[:, 4])
-    begins = own if len(own) >= FEWEST_DOCUMENTS else document_starts(table[:, 3] == 0)
-    begins[:1] = 0
-    return np.add.reduceat(table[:, :3], begins, axis=0)
+    sizes: list[tuple[int, int, int]] = []
+    blank: list[bool] = []
+    begins_document: list[bool] = []
+    for line, begins in lines:
+        sizes.append((1, count_words(line), len(line.encode())))
+        blank.append(not line.strip())
+        begins_document.append(begins)
+    starts = np.flatnonzero(begins_document)
+    if len(starts) < FEWEST_DOCUMENTS:
+        starts = document_starts(np.array(blank))
+    starts[:1] = 0
+    return np.add.reduceat(np.array(sizes, np.int64), starts, axis=0)
 
 
 def count_words(text: str) -> int:
@@ -303,5 +320,8 @@ def count_words(text: str) -> int:
 
 def document_starts(blank: NDArray[np.bool_]) -> NDArray[np.intp]:
     """Return the first line with words of each document, given which lines are blank."""
-    begins = np.flatnonzero(~blank & np.concatenate([[True], blank[:-1]]))
-    return begins if len(begins) >= FEWEST_DOCUMENTS else np.flatnonzero(~blank)
+    after_blank = np.concatenate([[True], blank[:-1]])
+    starts = np.flatnonzero(~blank & after_blank)
+    if len(starts) >= FEWEST_DOCUMENTS:
+        return starts
+    return np.flatnonzero(~blank)

@@ -231,20 +231,26 @@ _NAMES: Final = [name for name, _ in sorted(BYTE_OF.items(), key=lambda entry: e
 
 def _require_ours(fields: Mapping[str, Any], untrained: Backend) -> None:
     """Raise UserError for a tokenizer that differs from ours in more than its pieces, before it is built."""
-    ours = json.loads(untrained.to_str())
-    model, added = fields.get("model"), fields.get("added_tokens")
+    model = fields.get("model")
     model = model if isinstance(model, dict) else {}
-    pieces = vocab if isinstance(vocab := model.get("vocab"), dict) else {}
-    numbers = [n for n in pieces.values() if type(n) is int]
+    pieces = model.get("vocab")
+    pieces = pieces if isinstance(pieces, dict) else {}
+    numbers = [number for number in pieces.values() if type(number) is int]
     if not numbers or sorted(numbers) != list(range(len(pieces))):
         raise UserError("its JSON is damaged: it has no entries with the numbers 0, 1, 2 and so on")
-    listed = added if isinstance(added, list) else []
-    names = [token.get("content") for token in listed if isinstance(token, dict)]
+    added = fields.get("added_tokens")
+    names: list[Any] = []
+    if isinstance(added, list):
+        names = [token.get("content") for token in added if isinstance(token, dict)]
     if names != list(SPECIALS) or [pieces.get(name) for name in SPECIALS] != [PAD, UNK, BOS, EOS]:
         raise UserError(f"its first entries are not {', '.join(SPECIALS)}")
-    ours["added_tokens"], ours["model"]["vocab"], ours["model"]["merges"] = added, pieces, model.get("merges")
-    if other := _first_difference(fields, ours):
-        raise UserError(f"its {other} is not that of the tokenizers that normlab learns")
+    ours = json.loads(untrained.to_str())
+    ours["added_tokens"] = added
+    ours["model"]["vocab"] = pieces
+    ours["model"]["merges"] = model.get("merges")
+    different = _first_difference(fields, ours)
+    if different:
+        raise UserError(f"its {different} is not that of the tokenizers that normlab learns")
 
 
 def _first_difference(fields: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
@@ -252,11 +258,12 @@ def _first_difference(fields: Mapping[str, Any], ours: Mapping[str, Any]) -> str
     library's default, so that files of its earlier versions can be read.
     """
     for name, value in fields.items():
-        mine = ours.get(name)
-        if isinstance(value, dict) and isinstance(mine, dict):
-            if inner := _first_difference(value, mine):
+        our_value = ours.get(name)
+        if isinstance(value, dict) and isinstance(our_value, dict):
+            inner = _first_difference(value, our_value)
+            if inner:
                 return f"{name}.{inner}"
-        elif name not in ours or value != mine:
+        elif name not in ours or value != our_value:
             return name
     return ""
 
@@ -288,35 +295,43 @@ MOST_WORDS = 2**17
 
 
 class WordCache:
-    """Encode lines as ``whole`` does, an encoder that splits at white space and sees each word alone.
+    """Encode lines as ``encode`` does, an encoder that splits at white space and sees each word alone.
 
     Only lines whose white space is U+0020 are split here: printable ones, in the sense of
-    ``str.isprintable``. Other lines go to ``whole`` unchanged, and so do lines with ``mark``, the character
-    that ``whole`` uses for a space. Safe to call from several threads.
+    ``str.isprintable``. Other lines go to ``encode`` unchanged, and so do lines with ``mark``, the character
+    that ``encode`` uses for a space. Safe to call from several threads.
     """
 
-    def __init__(self, whole: Callable[[Sequence[str]], list[list[int]]], mark: str) -> None:
-        self._whole, self._mark = whole, mark
-        self._known: dict[str, list[int]] = {}
+    def __init__(self, encode: Callable[[Sequence[str]], list[list[int]]], mark: str) -> None:
+        self._encode, self._mark = encode, mark
+        self._ids_of: dict[str, list[int]] = {}
         self._lock = Lock()
 
     def __call__(self, lines: Sequence[str]) -> list[list[int]]:
-        apart = [line.isprintable() and self._mark not in line for line in lines]
-        others = [line for line, simple in zip(lines, apart, strict=True) if not simple]
-        rest = iter(self._whole(others) if others else ())
-        simple_lines = (line.split() for line, simple in zip(lines, apart, strict=True) if simple)
-        joined = iter(self._join(list(simple_lines)))
-        return [next(joined if simple else rest) for simple in apart]
+        ids: list[list[int]] = [[]] * len(lines)
+        simple: list[int] = []
+        others: list[int] = []
+        for number, line in enumerate(lines):
+            splits_at_spaces = line.isprintable() and self._mark not in line
+            (simple if splits_at_spaces else others).append(number)
+        if others:
+            for number, row in zip(others, self._encode([lines[i] for i in others]), strict=True):
+                ids[number] = row
+        rows = self._joined([lines[i].split() for i in simple])
+        for number, row in zip(simple, rows, strict=True):
+            ids[number] = row
+        return ids
 
-    def _join(self, lines: list[list[str]]) -> list[list[int]]:
+    def _joined(self, lines: list[list[str]]) -> list[list[int]]:
+        """Return the ids of each line's words, one after the other."""
         with self._lock:
-            known = self._known
             words = set(chain.from_iterable(lines))
-            new = words - known.keys()
-            if len(known) + len(new) > MOST_WORDS:
-                known.clear()
+            new = words - self._ids_of.keys()
+            if len(self._ids_of) + len(new) > MOST_WORDS:
+                self._ids_of.clear()
                 new = words
             # Sorted, so that the calls of the library do not depend on how strings are hashed.
-            asked = sorted(new)
-            known.update(zip(asked, self._whole(asked) if asked else (), strict=True))
-            return [list(chain.from_iterable(map(known.__getitem__, line))) for line in lines]
+            in_order = sorted(new)
+            if in_order:
+                self._ids_of.update(zip(in_order, self._encode(in_order), strict=True))
+            return [list(chain.from_iterable(self._ids_of[word] for word in line)) for line in lines]

@@ -72,9 +72,10 @@ def baseline_of(name: str) -> type[NamedBaseline] | None:
     head, *_ = without_alias(name).split("+")
     if head.startswith(LIKE):
         return NamedBaseline.registry[head]
-    whole = LIKE + head
-    known = whole in NamedBaseline.registry and head not in Placement.registry
-    return NamedBaseline.registry[whole] if known else None
+    full_name = LIKE + head
+    if head in Placement.registry or full_name not in NamedBaseline.registry:
+        return None
+    return NamedBaseline.registry[full_name]
 
 
 def alias_of(name: str) -> str:

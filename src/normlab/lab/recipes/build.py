@@ -59,8 +59,11 @@ def build(recipe: str, vocab_size: int, *, seed: int = 1, force: bool = False, *
     def tokens() -> Tensor:
         return torch.randint(vocab_size, (ROWS, min(POSITIONS, config.max_positions)), generator=generator)
 
-    both = config.encoder_layers and config.decoder_layers
-    profile_(model, lambda: model.hidden(tokens(), tokens()) if both else model.hidden(tokens()))
+    def run() -> Tensor:
+        inputs = [tokens() for layers in (config.encoder_layers, config.decoder_layers) if layers]
+        return model.hidden(*inputs)
+
+    profile_(model, run)
     return model
 
 
@@ -78,7 +81,8 @@ def explain(config: Config) -> dict[str, str]:
         if axis.name == "norm" and not grammar.uses_norm(config.model):
             texts["norm"] = "not used"
         elif chosen:
-            texts |= {f"{axis.name} {stack}".strip(): _part(axis, name) for stack, name in chosen.items()}
+            for stack, name in chosen.items():
+                texts[f"{axis.name} {stack}".strip()] = _part(axis, name)
         else:
             plain.append(axis.form.format(axis.plain))
     steps = config.optim.warmup_steps
@@ -103,13 +107,16 @@ def notes(configs: Sequence[Config], typed: Iterable[str], asked: Config) -> Ite
                 f"{config.recipe} was published for the task {baseline.task}, but the task is {config.task}; "
                 f"for {baseline.task} type --config {baseline.task}"
             )
-    readers = defaultdict[str, list[str]](list)
+    readers: dict[str, list[str]] = defaultdict(list)
     for part in grammar.parts():
         for option in getattr(part.source, "options", ()):
             readers[option].append(part.name)
-    parts = (source for config in configs for source in grammar.chosen(config))
-    read = {option for part in parts for option in getattr(part, "options", ())}
-    recipes, values = ", ".join(config.recipe for config in configs), vars(asked.model) | vars(asked.optim)
+    read: set[str] = set()
+    for config in configs:
+        for source in grammar.chosen(config):
+            read.update(getattr(source, "options", ()))
+    recipes = ", ".join(config.recipe for config in configs)
+    values = vars(asked.model) | vars(asked.optim)
     for name in typed:
         if name in readers and name not in read and values.get(name, True):
             yield f"{flag_name(name)} changes nothing in {recipes}; it belongs to {', '.join(readers[name])}"
@@ -145,8 +152,11 @@ def _text(source: object) -> str:
 def _initialisation(model: TokenModel) -> Iterator[str]:
     """Yield the factors on the scheme's standard deviations by stack, and whether data are needed."""
     sublayers = [module for module in model.modules() if isinstance(module, Sublayer)]
-    scaled = [f"{stack} {', '.join(names)} × {factor:.3g}" for (stack, factor), names in gains(model).items()]
-    yield from scaled or ["every matrix as in the scheme"]
+    scaled = gains(model)
+    for (stack, factor), names in scaled.items():
+        yield f"{stack} {', '.join(names)} × {factor:.3g}"
+    if not scaled:
+        yield "every matrix as in the scheme"
     embeddings = min(s.place.embedding_gain(s.site) for s in sublayers)
     classifier = min(s.place.classifier_gain(s.site) for s in sublayers)
     if embeddings != 1:
@@ -162,19 +172,24 @@ def gains(model: TokenModel) -> dict[tuple[str, float], list[str]]:
 
     A matrix whose factor differs between branches of the stack is named with its branch.
     """
-    roles: dict[tuple[str, str], dict[float, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+    branches_of: dict[tuple[str, str], dict[float, list[str]]] = {}
     for sublayer in model.modules():
-        if isinstance(sublayer, Sublayer) and isinstance(sublayer.f, Branch):
-            site = sublayer.site
-            for matrix in sublayer.f.matrices():
-                roles[site.stack, matrix][sublayer.place.gain(site, matrix)][site.role] = None
-    factors: dict[tuple[str, float], list[str]] = defaultdict(list)
-    for (stack, matrix), by_factor in roles.items():
-        for factor, where in by_factor.items():
-            if factor != 1:
-                of = f" of {' and '.join(where)}" if len(by_factor) > 1 else ""
-                factors[stack, factor].append(matrix + of)
-    return dict(factors)
+        if not isinstance(sublayer, Sublayer) or not isinstance(sublayer.f, Branch):
+            continue
+        site = sublayer.site
+        for matrix in sublayer.f.matrices():
+            by_factor = branches_of.setdefault((site.stack, matrix), {})
+            branches = by_factor.setdefault(sublayer.place.gain(site, matrix), [])
+            if site.role not in branches:
+                branches.append(site.role)
+    matrices: dict[tuple[str, float], list[str]] = defaultdict(list)
+    for (stack, matrix), by_factor in branches_of.items():
+        for factor, branches in by_factor.items():
+            if factor == 1:
+                continue
+            name = f"{matrix} of {' and '.join(branches)}" if len(by_factor) > 1 else matrix
+            matrices[stack, factor].append(name)
+    return dict(matrices)
 
 
 def _parameters(config: Config, built: TokenModel) -> str:

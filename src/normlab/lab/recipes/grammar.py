@@ -142,21 +142,17 @@ def resolve(name: str, base: Config, *, force: bool = False, kept: Sequence[str]
     'rmsnorm'
     """
     recipe = _parse(name.strip())
-    if recipe.baseline:
-        table = ROLE_TABLES.get(recipe.baseline.optim.get("roles", ""), {})
-        has_rates = any(rule.rule or rule.rate != 1 for rule in table.values())  # of its own optimizer
-        own = ["roles"] if has_rates and "optimizer" in recipe.own else []
-        base = recipe.baseline.applied_to(base, [*kept, *own])
+    base = recipe.with_baseline(base, kept)
     config = recipe.applied_to(base)
     reasons = recipe.conflicts(config)
     if reasons and not force:
-        better = [other.typed for other in recipe.without_conflict(base)]
-        to_type = f"type {' or '.join(better)}" if better else "use another part"
+        defined = [other.typed for other in recipe.without_conflict(base)]
+        to_type = f"type {' or '.join(defined)}" if defined else "use another part"
         raise UserError(
             f"recipe {name!r}: {'; '.join(reasons)}; {to_type}; --force (in Python force=True) runs it all "
             "the same, with a mark"
         )
-    if "warm-up" in recipe.own and not base.optim.warmup_steps:
+    if "warm-up" in recipe.changes and not base.optim.warmup_steps:
         raise UserError(
             f"recipe {name!r} warms up, and optim.warmup_steps is 0; type e.g. --warmup-steps 400, "
             "or in Python give a base with OptimConfig(warmup_steps=400)"
@@ -176,7 +172,8 @@ def describe(config: Config) -> str:
             names = ", ".join(f"{stack} {name}".strip() for stack, name in chosen.items())
             words.append(axis.form.format(names))
     steps = config.optim.warmup_steps
-    return f"{'; '.join(words)}, {f'{steps} warm-up steps' if steps else 'no warm-up'}"
+    warm_up = f"{steps} warm-up steps" if steps else "no warm-up"
+    return f"{'; '.join(words)}, {warm_up}"
 
 
 def not_plain(axis: Axis, config: Config) -> dict[str, str]:
@@ -189,14 +186,13 @@ def not_plain(axis: Axis, config: Config) -> dict[str, str]:
 
 def _by_stack(axis: Axis, config: Config) -> dict[str, str]:
     """Return each stack's choice on an axis, or one choice under an empty name if all are equal."""
+    if axis is not PLACEMENT and not axis.of_branch:
+        return {"": axis.of(config)}
     choices = stack_placements(config.model)
     if axis.of_branch:
-        choices = {
-            stack: getattr(nn.Placement.registry[name].complete(config.model), axis.field)
-            for stack, name in choices.items()
-        }
-    elif axis is not PLACEMENT:
-        choices = {"": axis.of(config)}
+        for stack, placement in choices.items():
+            completed = nn.Placement.registry[placement].complete(config.model)
+            choices[stack] = getattr(completed, axis.field)
     values = set(choices.values())
     return choices if len(values) > 1 else {"": values.pop()}
 
@@ -210,8 +206,8 @@ def uses_norm(model: ModelConfig) -> bool:
 
 def empty_model(model: ModelConfig, vocab_size: int) -> nn.TokenModel:
     """Build the model without memory for its weights."""
-    encodes, decodes = bool(model.encoder_layers), bool(model.decoder_layers)
-    kind = MODELS.get((encodes, decodes), nn.Seq2Seq)
+    stacks = bool(model.encoder_layers), bool(model.decoder_layers)
+    kind = MODELS.get(stacks, nn.Seq2Seq)  # which says what is wrong with a model of no layers
     with torch.device("meta"):
         return kind(model, vocab_size)
 
@@ -224,7 +220,8 @@ def require_known(config: Config) -> None:
             "train it again with the command on its page, which normlab run report writes"
         )
     for axis in (PLACEMENT, *AXES):
-        for name in set(stack_placements(config.model).values()) if axis is PLACEMENT else {axis.of(config)}:
+        names = stack_placements(config.model).values() if axis is PLACEMENT else [axis.of(config)]
+        for name in names:
             if name and name not in axis.names:
                 raise UserError(f"unknown {axis.name} {name!r}{nearest(name, axis.names)}; {HINT}")
     _require_sizes(config.model)
@@ -243,19 +240,26 @@ def _shallow(model: ModelConfig) -> ModelConfig:
 
 def chosen(config: Config) -> list[object]:
     """Return the classes and functions that a configuration's names stand for, axis by axis."""
-    parts = [axis.names[name] for axis in (PLACEMENT, *AXES) for name in _by_stack(axis, config).values()]
-    return [*parts, *(WARM_UP.values() if config.optim.warmup_steps else ())]
+    sources: list[object] = []
+    for axis in (PLACEMENT, *AXES):
+        sources += [axis.names[name] for name in _by_stack(axis, config).values()]
+    if config.optim.warmup_steps:
+        sources += WARM_UP.values()
+    return sources
 
 
 def own_code(config: Config) -> str:
     """Return the digest of the files outside this package that define parts of a configuration, or ''."""
-    return code_digest([*chosen(config), *(task for name, task in TASKS.items() if name == config.task)])
+    sources = chosen(config)
+    if config.task in TASKS:
+        sources.append(TASKS[config.task])
+    return code_digest(sources)
 
 
 def stack_placements(model: ModelConfig) -> dict[str, str]:
     """Return the placement of each stack that the model has."""
-    there = [stack for stack in ("encoder", "decoder") if getattr(model, f"{stack}_layers")] or ["encoder"]
-    return {stack: str(getattr(model, f"{stack}_placement")) for stack in there}
+    stacks = [stack for stack in ("encoder", "decoder") if getattr(model, f"{stack}_layers")]
+    return {stack: str(getattr(model, f"{stack}_placement")) for stack in stacks or ["encoder"]}
 
 
 @dataclass(frozen=True)
@@ -272,27 +276,37 @@ class _Recipe:
         return _parse(self.baseline.recipe) if self.baseline else None
 
     @property
-    def own(self) -> Mapping[str, str]:
-        """The names that differ from the baseline's."""
+    def changes(self) -> Mapping[str, str]:
+        """The names that differ from the baseline's; without a baseline, all."""
         before = self.start.named if self.start else {}
         return {axis: name for axis, name in self.named.items() if before.get(axis) != name}
 
     @property
     def typed(self) -> str:
+        """The recipe as a user would type it."""
         encoder, decoder = self.placements
         head = [encoder if encoder == decoder else f"enc:{encoder}/dec:{decoder}"]
         if self.baseline and self.start:
-            head = [self.baseline.name, *([] if self.placements == self.start.placements else head)]
-        return "+".join([*head, *self.own.values()])
+            same = self.placements == self.start.placements
+            head = [self.baseline.name] if same else [self.baseline.name, *head]
+        return "+".join([*head, *self.changes.values()])
+
+    def with_baseline(self, base: Config, kept: Sequence[str]) -> Config:
+        """Return the base with the fields of the baseline, if there is one, except those in ``kept``."""
+        if self.baseline is None:
+            return base
+        roles = ROLE_TABLES.get(self.baseline.optim.get("roles", ""), {})
+        has_rates = any(rule.rule or rule.rate != 1 for rule in roles.values())
+        if has_rates and "optimizer" in self.changes:
+            kept = [*kept, "roles"]  # rates of roles are tuned for the baseline's own optimizer
+        return self.baseline.applied_to(base, kept)
 
     def applied_to(self, base: Config) -> Config:
         encoder, decoder = self.placements
         chosen: dict[str, dict[str, Any]] = {"model": {}, "optim": {}}
         for axis in AXES:
             name = self.named.get(axis.name, axis.of(base if axis.keeps else DEFAULTS))
-            if axis.of_branch and all(
-                getattr(nn.Placement.registry[p], axis.field) == name for p in self.placements
-            ):
+            if axis.of_branch and self._placements_choose(axis, name):
                 name = ""  # the same numbers get the same id, named or not
             chosen[axis.section][axis.field] = name
         model = replace(base.model, encoder_placement=encoder, decoder_placement=decoder, **chosen["model"])
@@ -302,25 +316,31 @@ class _Recipe:
         optim = replace(base.optim, warmup_steps=warmup_steps, **chosen["optim"])
         return replace(base, model=model, optim=optim)
 
+    def _placements_choose(self, axis: Axis, name: str) -> bool:
+        """Whether both placements make this choice themselves."""
+        choices = [getattr(nn.Placement.registry[placement], axis.field) for placement in self.placements]
+        return all(choice == name for choice in choices)
+
     def conflicts(self, config: Config) -> list[str]:
         """Return the reasons why a model of these choices is not defined."""
         model = config.model
         placements = [nn.Placement.registry[name] for name in dict.fromkeys(stack_placements(model).values())]
-        reasons = []
+        reasons: list[str | None] = []
         if "norm" in self.named and not uses_norm(model):
             without = " and ".join(placement.__name__ for placement in placements)
             have = "has" if len(placements) == 1 else "have"
             reasons.append(f"{without} {have} no norm, so {model.norm} would do nothing")
-        scheme, scaling = SCHEMES[model.scheme], nn.Parametrisation.registry[model.parametrisation]
-        reasons_of_parts = [part.conflict(model) for part in (scheme, scaling, *placements)]
-        return reasons + [why for why in (*reasons_of_parts, underived(config.optim, scaling)) if why]
+        scheme, parametrisation = SCHEMES[model.scheme], nn.Parametrisation.registry[model.parametrisation]
+        reasons += [part.conflict(model) for part in (scheme, parametrisation, *placements)]
+        reasons.append(underived(config.optim, parametrisation))
+        return [reason for reason in reasons if reason]
 
     def without_conflict(self, base: Config) -> list[_Recipe]:
         """Return defined recipes one change away: without a part, and with another part."""
         defined: list[_Recipe] = []
         seen: list[Config] = []
-        for kind in (self._without_one(), self._with_another()):
-            for other in kind:
+        for candidates in (self._without_a_part(), self._with_another()):
+            for other in candidates:
                 config = other.applied_to(base)
                 if config not in seen and not other.conflicts(config):
                     defined.append(other)
@@ -328,11 +348,13 @@ class _Recipe:
                     break
         return defined
 
-    def _without_one(self) -> Iterator[_Recipe]:
+    def _without_a_part(self) -> Iterator[_Recipe]:
         before = self.start.named if self.start else {}
-        for axis in reversed(list(self.own)):
-            rest = {a: name for a, name in self.named.items() if a != axis}
-            yield replace(self, named={**rest, **({axis: before[axis]} if axis in before else {})})
+        for axis in reversed(list(self.changes)):
+            named = {other: name for other, name in self.named.items() if other != axis}
+            if axis in before:
+                named[axis] = before[axis]
+            yield replace(self, named=named)
 
     def _with_another(self) -> Iterator[_Recipe]:
         for axis in AXES:
@@ -348,25 +370,36 @@ def _parse(name: str) -> _Recipe:
     head, *rest = without_alias(name).split("+")
     baseline = baseline_of(name)
     axis_of = {part.name: part.axis for part in parts() if part.axis != PLACEMENT.name}
-    named: dict[str, str] = {}
-    if baseline and rest and (rest[0] in nn.Placement.registry or "/" in rest[0]):
+    if baseline is None:
+        return _Recipe(_placements(head, name), _named(rest, axis_of, name, head))
+    start = _parse(baseline.recipe)
+    placements = start.placements
+    if rest and (rest[0] in nn.Placement.registry or "/" in rest[0]):
         placements = _placements(rest.pop(0), name)
-    else:
-        placements = _parse(baseline.recipe).placements if baseline else _placements(head, name)
-    for part in rest:
-        if part in nn.Placement.registry:
-            apart = () if "/" in head or head == part or baseline else (f"enc:{head}/dec:{part}",)
+    return _Recipe(placements, {**start.named, **_named(rest, axis_of, name, head)}, baseline)
+
+
+def _named(names: Sequence[str], axis_of: Mapping[str, str], recipe: str, head: str) -> dict[str, str]:
+    """Return the names after the head of a recipe by axis. Raises UserError for a placement, for an unknown
+    name and for two names on one axis.
+    """
+    named: dict[str, str] = {}
+    for name in names:
+        if name in nn.Placement.registry:
+            choices = [head, name]
+            if head in nn.Placement.registry and head != name:
+                choices.append(f"enc:{head}/dec:{name}")
             raise UserError(
-                f"recipe {name!r}: {part!r} is a placement, and a stack has one, which comes first; "
-                f"type {' or '.join(dict.fromkeys([head, part, *apart]))}"
+                f"recipe {recipe!r}: {name!r} is a placement, and a stack has one, which comes first; "
+                f"type {' or '.join(dict.fromkeys(choices))}"
             )
-        if part not in axis_of:
-            raise UserError(f"recipe {name!r}: unknown part {part!r}{nearest(part, axis_of)}; {HINT}")
-        axis = axis_of[part]
+        if name not in axis_of:
+            raise UserError(f"recipe {recipe!r}: unknown part {name!r}{nearest(name, axis_of)}; {HINT}")
+        axis = axis_of[name]
         if axis in named:
-            raise UserError(f"recipe {name!r} names two of {axis}; keep one")
-        named[axis] = part
-    return _Recipe(placements, {**_parse(baseline.recipe).named, **named} if baseline else named, baseline)
+            raise UserError(f"recipe {recipe!r} names two of {axis}; keep one")
+        named[axis] = name
+    return named
 
 
 def _placements(head: str, name: str) -> tuple[str, str]:
@@ -374,16 +407,18 @@ def _placements(head: str, name: str) -> tuple[str, str]:
 
     Liu et al. 2020, Section 3.2 (arXiv 2004.08249).
     """
-    apart = re.fullmatch(r"enc:([^/]+)/dec:(.+)", head)
-    encoder, decoder = apart.groups() if apart else (head, head)
+    hybrid = re.fullmatch(r"enc:([^/]+)/dec:(.+)", head)
+    encoder, decoder = hybrid.groups() if hybrid else (head, head)
     for placement in (encoder, decoder):
-        if placement not in nn.Placement.registry:
-            axis = next((part.axis for part in parts() if part.name == placement), None)
-            whole = () if apart else (part.name.removeprefix(LIKE) for part in baselines())
-            known = dict.fromkeys([*nn.Placement.registry, *whole])
-            why = f"is a name of {axis}" if axis else f"is not one{nearest(placement, known)}"
-            raise UserError(
-                f"recipe {name!r} begins with a placement, enc:A/dec:B or a baseline such as like:llama; "
-                f"{placement!r} {why}; {HINT}"
-            )
+        if placement in nn.Placement.registry:
+            continue
+        axis = next((part.axis for part in parts() if part.name == placement), None)
+        known = list(nn.Placement.registry)
+        if not hybrid:
+            known += [part.name.removeprefix(LIKE) for part in baselines()]
+        why = f"is a name of {axis}" if axis else f"is not one{nearest(placement, dict.fromkeys(known))}"
+        raise UserError(
+            f"recipe {name!r} begins with a placement, enc:A/dec:B or a baseline such as like:llama; "
+            f"{placement!r} {why}; {HINT}"
+        )
     return encoder, decoder

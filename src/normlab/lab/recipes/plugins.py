@@ -56,12 +56,13 @@ def code_digest(sources: Iterable[object]) -> str:
 
     Modules that such a file imports do not enter the digest.
     """
+    package = __name__.partition(".")[0]
     names = {getattr(source, "__module__", None) or __name__ for source in sources}
-    own = sorted(name for name in names if name.partition(".")[0] != __name__.partition(".")[0])
-    if not own:
+    outside = sorted(name for name in names if name.partition(".")[0] != package)
+    if not outside:
         return ""
     digest = hashlib.sha256()
-    for name in own:
+    for name in outside:
         file = getattr(sys.modules.get(name), "__file__", None)
         digest.update(name.encode() + b"\0")
         digest.update(Path(file).read_bytes() if file else b"")
@@ -72,6 +73,7 @@ def _import(name: str, asked_by: str) -> None:
     try:
         import_module(name)
     except Exception as error:
+        # These two say what they are in their message.
         kind = "" if isinstance(error, (ImportError, UserError)) else f"{type(error).__name__}: "
         reason = f"{kind}{error}"
         if not name or name.startswith("."):

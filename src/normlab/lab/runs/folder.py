@@ -120,9 +120,15 @@ class RunFolder:
         """
         folder = cls(path)
         folder.path.mkdir(parents=True, exist_ok=True)
-        content = {"id": run_id(config), "semantics": SEMANTICS, "config": config}
-        content |= {"metrics": list(metrics), "imports": list(imports)}
-        content |= {"repeat": repeat} if repeat else {}
+        content: dict[str, Any] = {
+            "id": run_id(config),
+            "semantics": SEMANTICS,
+            "config": config,
+            "metrics": list(metrics),
+            "imports": list(imports),
+        }
+        if repeat:
+            content["repeat"] = repeat
         write_json_atomic(folder.config_file, content)
         return folder
 
@@ -146,18 +152,22 @@ class RunFolder:
     def task_metrics(self) -> tuple[Metric, ...]:
         """Return the metrics of the run's task, the headline first; only NLL if the folder does not say."""
         recorded = self._recorded("metrics")
+        if not recorded:
+            return (NLL,)
         with blame(self.config_file):
-            return from_plain(tuple[Metric, ...], recorded, "metrics") if recorded else (NLL,)
+            return from_plain(tuple[Metric, ...], recorded, "metrics")
 
     def repeat_command(self) -> str:
         """Return the command that trains the run again, into the folder ``again`` here."""
         if command := self._recorded("repeat"):
             return str(command)
         file, here = self.config_file.absolute(), Path.cwd()
-        shown = file.relative_to(here) if file.is_relative_to(here) else file
-        words = ["normlab", "train", "--config", shown.as_posix(), "--out", "again"]
-        imports = [word for name in self._recorded("imports") or () for word in ("--import", str(name))]
-        return shlex.join([*words, *imports])
+        if file.is_relative_to(here):
+            file = file.relative_to(here)
+        words = ["normlab", "train", "--config", file.as_posix(), "--out", "again"]
+        for name in self._recorded("imports") or ():
+            words += ["--import", str(name)]
+        return shlex.join(words)
 
     def stale(self) -> bool:
         """Whether this version would give other numbers: the run's id no longer matches its config."""
@@ -220,10 +230,11 @@ class RunFolder:
     def cut_rows(self, step: int) -> None:
         """Drop the rows after a step and any line that was cut off; a resumed run writes them again."""
         for path in self._row_files:
-            if path.exists() or path.name == "metrics.jsonl":
-                kept = [row for row in _rows(path) if row["step"] <= step]
-                write_text_atomic(path, "".join(row_line(row) for row in kept))
-        if reports := self.flights():
+            if path.exists() or path == self._metrics:
+                rows = [row for row in _rows(path) if row["step"] <= step]
+                write_text_atomic(path, "".join(map(row_line, rows)))
+        reports = self.flights()
+        if reports:
             self._write_flights([report for report in reports if report["step"] <= step])
 
     def sync_rows(self) -> None:
@@ -238,9 +249,12 @@ class RunFolder:
 
     def require_rows(self, sizes: Mapping[str, int], checkpoint: Path) -> None:
         """Raise CheckpointError if rows are lost that existed when a checkpoint kept ``row_sizes``."""
+        if self.lost.exists():
+            return
         for path in self._row_files:
             size = sizes.get(path.name, 0)
-            if size > 0 and not self.lost.exists() and (gone := _gone(path, size)):
+            gone = _gone(path, size) if size > 0 else ""
+            if gone:
                 raise CheckpointError(
                     checkpoint,
                     f"{path} {gone}, and {checkpoint} was made after rows that it held",
@@ -308,9 +322,11 @@ def named_output(path: Path, inputs: Iterable[Path] = ()) -> Path:
     for given in inputs:
         if given.is_file() and path.exists() and path.samefile(given):
             raise UserError(f"{path} is an input of this command, and its output too; name another file")
-    folders = Path(os.path.realpath(path)).parents
-    if run := next((folder for folder in folders if _has_run(folder)), None):
-        raise UserError(f"{path} is in the folder of the run {run.name}; name a file outside of run folders")
+    for folder in Path(os.path.realpath(path)).parents:
+        if _has_run(folder):
+            raise UserError(
+                f"{path} is in the folder of the run {folder.name}; name a file outside of run folders"
+            )
     return path
 
 
@@ -365,10 +381,12 @@ def _rows(path: Path) -> list[Row]:
     for number, row in read_lines(path):
         if type(row.get("step")) is not int:
             raise UserError(f"{path} is damaged in line {number}; delete that line")
-        rows.append({key: float(v) if v in NOT_FINITE else v for key, v in row.items()})
+        rows.append({key: float(value) if value in NOT_FINITE else value for key, value in row.items()})
     return rows
 
 
 def _some(ids: list[str], most: int = 8) -> str:
+    """Return the first few ids, and how many there are more."""
+    listed = ", ".join(ids[:most])
     more = len(ids) - most
-    return ", ".join(ids[:most]) + (f" and {more} more" if more > 0 else "")
+    return f"{listed} and {more} more" if more > 0 else listed

@@ -51,8 +51,10 @@ class CheckpointError(UserError):
 
 def train_anew(folder: Path) -> str:
     """Return the command that trains the run of a checkpoint again from the beginning."""
-    run = next((p for p in folder.parents if (p / "config.json").exists()), folder.parent)
-    path, aside, root = (shlex.quote(str(p)) for p in (run, run.with_name(f"{run.name}.aside"), run.parent))
+    run = next((parent for parent in folder.parents if (parent / "config.json").exists()), folder.parent)
+    path = shlex.quote(str(run))
+    aside = shlex.quote(str(run.with_name(f"{run.name}.aside")))
+    root = shlex.quote(str(run.parent))
     return f"to train it anew: mv {path} {aside} && normlab train --config {aside}/config.json --out {root}"
 
 
@@ -74,7 +76,7 @@ def commit(
         yield new
         for path in (*new.iterdir(), new):
             sync(path)
-        _write_state(new, state, run)
+        _write_state(new, state, run)  # last, on the disk after what it vouches for
         sync(folder.parent)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)  # a full disk has no room for useless files
@@ -114,21 +116,7 @@ def read_state(folder: Path, *, run: str = "") -> dict[str, Any]:
 
     Raises CheckpointError, with what is wrong, otherwise.
     """
-    path = folder / STATE
-    if not path.exists():
-        raise CheckpointError(folder, f"{path} is missing")
-    try:
-        state = parsed(path.read_bytes().decode(errors="replace"))
-        if not isinstance(state, dict):
-            raise UserError("it holds no object")
-        if _MANIFEST not in state:
-            raise UserError("it has no manifest")
-        plain = state.pop(_MANIFEST)
-        manifest: _Manifest = from_plain(_Manifest, plain, _MANIFEST)
-    except (UserError, OSError) as error:
-        raise CheckpointError(folder, f"{path} is damaged ({error})") from error
-    if manifest.state != _digest(state, plain):
-        raise CheckpointError(folder, f"{path} was edited: it no longer has the SHA-256 of its manifest")
+    state, manifest = _parsed_state(folder)
     if run and manifest.run and manifest.run != run:
         raise CheckpointError(folder, f"{folder} belongs to the run {manifest.run}, and this is {run}")
     for path in sorted(folder.glob("*.safetensors")):
@@ -139,6 +127,26 @@ def read_state(folder: Path, *, run: str = "") -> dict[str, Any]:
     return state
 
 
+def _parsed_state(folder: Path) -> tuple[dict[str, Any], _Manifest]:
+    """Return a checkpoint's state as it was written, and its manifest."""
+    path = folder / STATE
+    if not path.exists():
+        raise CheckpointError(folder, f"{path} is missing")
+    try:
+        state = parsed(path.read_bytes().decode(errors="replace"))
+        if not isinstance(state, dict):
+            raise UserError("it holds no object")
+        if _MANIFEST not in state:
+            raise UserError("it has no manifest")
+        entry = state.pop(_MANIFEST)
+        manifest: _Manifest = from_plain(_Manifest, entry, _MANIFEST)
+    except (UserError, OSError) as error:
+        raise CheckpointError(folder, f"{path} is damaged ({error})") from error
+    if manifest.state != _digest(state, entry):
+        raise CheckpointError(folder, f"{path} was edited: it no longer has the SHA-256 of its manifest")
+    return state, manifest
+
+
 def _new(folder: Path) -> Path:
     return folder.with_name(folder.name + ".new")
 
@@ -146,10 +154,10 @@ def _new(folder: Path) -> Path:
 def _write_state(folder: Path, state: Mapping[str, Any], run: str) -> None:
     paths = sorted(folder.iterdir())
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
-    plain = json.loads(json.dumps(dict(state)))  # as it will be read
+    state = json.loads(json.dumps(dict(state)))  # as it will be read
     manifest: dict[str, Any] = {"run": run, "files": files}
-    manifest["state"] = _digest(plain, manifest)
-    write_text_atomic(folder / STATE, json.dumps({**plain, _MANIFEST: manifest}))
+    manifest["state"] = _digest(state, manifest)
+    write_text_atomic(folder / STATE, json.dumps({**state, _MANIFEST: manifest}))
 
 
 def _digest(state: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:

@@ -15,12 +15,19 @@ from normlab.base.metric import NLL, Metric
 from normlab.base.model_config import derive
 from normlab.errors import UserError
 from normlab.lab.config import Config, DataConfig
-from normlab.lab.data import sentence_pairs
 from normlab.lab.data.batches import TensorBatch
 from normlab.lab.data.corpus import count_facts
 from normlab.lab.data.plain import Stream, TextCorpus, prepare_text, require_block_len
 from normlab.lab.data.ragged import Ints
 from normlab.lab.data.readings import ByLine
+from normlab.lab.data.sentence_pairs import (
+    MASKED,
+    SPECIAL_TOKENS,
+    Shuffled,
+    Spans,
+    mask_tokens,
+    word_beginnings,
+)
 from normlab.lab.data.tokenizer import EOS
 from normlab.lab.tasks.task import Array, Evaluation, LossSum, Task, label_smoothed, rows_of
 from normlab.nn import PAD, Encoder
@@ -77,10 +84,9 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     def __init__(self, config: Config, corpus: TextCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
         self.spans = self._spans(corpus.train)
-        self.order = sentence_pairs.Shuffled(len(self.spans), rows=rows_of(config), seed=config.seeds.data)
-        self.begins = (
-            sentence_pairs.word_beginnings(corpus.tokenizer) if config.data.whole_word_masking else None
-        )
+        self.order = Shuffled(len(self.spans), rows=rows_of(config), seed=config.seeds.data)
+        self.begins = word_beginnings(corpus.tokenizer) if config.data.whole_word_masking else None
+        """Which entries begin a word, `[V]`; None if words are not masked as a whole."""
 
     check_lengths = staticmethod(require_block_len)
 
@@ -88,10 +94,10 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     def check(cls, config: Config) -> None:
         super().check(config)
         data = config.data
-        if data.block_len < sentence_pairs.SPECIAL_TOKENS + 2:
+        if data.block_len < SPECIAL_TOKENS + 2:
             raise UserError(
                 f"block_len is {data.block_len}, but two segments with their special tokens have at least "
-                f"{sentence_pairs.SPECIAL_TOKENS + 2} tokens; raise --block-len"
+                f"{SPECIAL_TOKENS + 2} tokens; raise --block-len"
             )
         cls.require_a_block(config)
         for name in ("pretokenizer", "word_dropout", "target_vocab_mask"):
@@ -142,31 +148,26 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         spans = self._spans(self.corpus.test)
         examples = self._examples(model, self._fixed(spans))
         _, document = np.unique(spans.document, return_inverse=True)
-        by_document = {
-            name: np.stack([np.bincount(document, column).astype(np.float64) for column in rows.T], axis=1)
-            for name, rows in examples.items()
-        }
+        by_document: dict[str, Array] = {}
+        for name, rows in examples.items():
+            sums = [np.bincount(document, column).astype(np.float64) for column in rows.T]
+            by_document[name] = np.stack(sums, axis=1)
         return Evaluation(self.scores_of(examples), examples=by_document)
 
-    def _spans(self, stream: Stream) -> sentence_pairs.Spans:
-        return sentence_pairs.Spans.of(
-            stream.tokens, span_len=self.config.data.block_len - sentence_pairs.SPECIAL_TOKENS
-        )
+    def _spans(self, stream: Stream) -> Spans:
+        return Spans.of(stream.tokens, span_len=self.config.data.block_len - SPECIAL_TOKENS)
 
     def _masked(
-        self, ids: Ints, segments: Ints, random: Ints, *, seed: int, masked: float = sentence_pairs.MASKED
+        self, ids: Ints, segments: Ints, random: Ints, *, seed: int, masked: float = MASKED
     ) -> BertBatch:
         mask, begins = self.corpus.tokenizer.vocab_size, self.begins
-        ids, positions, targets = sentence_pairs.mask_tokens(
-            ids, mask=mask, begins=begins, seed=seed, masked=masked
-        )
+        ids, positions, targets = mask_tokens(ids, mask=mask, begins=begins, seed=seed, masked=masked)
         arrays = (ids, segments, positions, targets, random)
         return BertBatch(*map(torch.from_numpy, arrays), tokens=0).recounted()
 
-    def _fixed(self, spans: sentence_pairs.Spans) -> BertBatch:
+    def _fixed(self, spans: Spans) -> BertBatch:
         """Return all spans of a held-out text, the same for all seeds of a run."""
-        every: Ints = np.arange(len(spans))
-        pairs = spans.pairs(every, derive(0, "held-out segments"))
+        pairs = spans.pairs(np.arange(len(spans)), derive(0, "held-out segments"))
         return self._masked(*pairs, seed=derive(0, "held-out masking"), masked=1.0)
 
     @cached_property
@@ -174,20 +175,29 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
         return self._fixed(self._spans(self.corpus.dev))
 
     @torch.inference_mode()
-    def _examples(self, model: Encoder, whole: BertBatch) -> dict[str, Array]:
-        """Return the sum and the weight of each score in each row, `[rows, 2]`."""
+    def _examples(self, model: Encoder, text: BertBatch) -> dict[str, Array]:
+        """Return the sum and the weight of each score in each row of a text, `[rows, 2]`."""
         rows: list[Tensor] = []
-        parts = (tensor.split(2 * rows_of(self.config)) for tensor in whole.tensors().values())
+        parts = [tensor.split(2 * rows_of(self.config)) for tensor in text.tensors().values()]
         with evaluating(model):
             for part in zip(*parts, strict=True):
                 batch = BertBatch(*part, tokens=0).recounted().to(self.device)
                 logits, sentence_logits = model(batch.ids, batch.segments, batch.positions)
                 given = batch.targets != PAD
-                each = F.cross_entropy(logits.float().transpose(1, 2), batch.targets, reduction="none")
+                nlls = F.cross_entropy(logits.float().transpose(1, 2), batch.targets, reduction="none")
                 right = (logits.argmax(-1) == batch.targets) & given
-                known = sentence_logits.argmax(-1) == batch.random
-                of_row = ((each * given).double().sum(1), given.sum(1), 100 * right.sum(1), 100 * known)
-                rows.append(torch.stack([column.double() for column in of_row], 1).cpu())
-        nll, count, right, known = torch.cat(rows).numpy().T
-        columns = zip(self.metrics, ((nll, count), (right, count), (known, np.ones_like(known))), strict=True)
-        return {metric.name: np.stack(pair, axis=1) for metric, pair in columns}
+                sentence_right = sentence_logits.argmax(-1) == batch.random
+                columns = (
+                    (nlls * given).double().sum(1),
+                    given.sum(1),
+                    100 * right.sum(1),
+                    100 * sentence_right,
+                )
+                rows.append(torch.stack([column.double() for column in columns], 1).cpu())
+        nll, count, right, sentence_right = torch.cat(rows).numpy().T
+        masked_lm, masked_accuracy, next_sentence = (metric.name for metric in self.metrics)
+        return {
+            masked_lm: np.stack([nll, count], axis=1),
+            masked_accuracy: np.stack([right, count], axis=1),
+            next_sentence: np.stack([sentence_right, np.ones_like(sentence_right)], axis=1),
+        }

@@ -15,10 +15,11 @@ from torch import Tensor
 from normlab.base.metric import NLL, Metric
 from normlab.errors import UserError
 from normlab.lab.config import Config
-from normlab.lab.data import sentence_pairs
 from normlab.lab.data.batches import TensorBatch
+from normlab.lab.data.labelled import Labelled, LabelledCorpus, prepare_labelled
 from normlab.lab.data.plain import require_block_len
 from normlab.lab.data.ragged import Ints
+from normlab.lab.data.sentence_pairs import SPECIAL_TOKENS, Shuffled, joined
 from normlab.lab.tasks.task import Array, Evaluation, LossSum, Task, label_smoothed, rows_of
 from normlab.nn import PairClassifier
 from normlab.nn.model import evaluating
@@ -44,7 +45,7 @@ class PairBatch(TensorBatch):
         return self.ids.numel()
 
 
-class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBatch], name="classification"):
+class Classification(Task[LabelledCorpus, PairClassifier, PairBatch], name="classification"):
     r""":math:`-\log p(y \mid a, b)`, the label of a pair of sentences.
 
     Devlin et al. 2019, Section 4.1 and Appendix A.3 (arXiv 1810.04805). A pair of more than
@@ -64,9 +65,9 @@ class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBat
         replace(NLL, unit="nats per pair"),
     )
 
-    def __init__(self, config: Config, corpus: sentence_pairs.LabelledCorpus, device: torch.device) -> None:
+    def __init__(self, config: Config, corpus: LabelledCorpus, device: torch.device) -> None:
         super().__init__(config, corpus, device)
-        self.order = sentence_pairs.Shuffled(len(corpus.train), rows=rows_of(config), seed=config.seeds.data)
+        self.order = Shuffled(len(corpus.train), rows=rows_of(config), seed=config.seeds.data)
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -82,15 +83,15 @@ class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBat
                 "a classification begins with the weights and the tokenizer of a pre-trained run; name one: "
                 "--init-from RUN, or train from scratch with a tokenizer of its own: --tokenizer bpe"
             )
-        if data.block_len < sentence_pairs.SPECIAL_TOKENS + 2 or config.train.max_tokens < data.block_len:
+        if data.block_len < SPECIAL_TOKENS + 2 or config.train.max_tokens < data.block_len:
             raise UserError(
                 f"block_len is {data.block_len} and max_tokens {config.train.max_tokens}; an input has at "
-                f"least {sentence_pairs.SPECIAL_TOKENS + 2} tokens, and a batch at least one input: raise "
+                f"least {SPECIAL_TOKENS + 2} tokens, and a batch at least one input: raise "
                 "--block-len or --max-tokens"
             )
 
     check_lengths = staticmethod(require_block_len)
-    prepare = staticmethod(sentence_pairs.prepare_labelled)
+    prepare = staticmethod(prepare_labelled)
 
     def build(self) -> PairClassifier:
         """Build the initialised model, with data-dependent initialisation on the first batch. Its vocabulary
@@ -113,9 +114,11 @@ class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBat
         """
         dev = self.corpus.dev
         log_p = self._log_p(model, dev)
-        shifted = _examples_of(np.roll(log_p, 1, axis=0), dev.labels)
-        exchanged = {"nll_exchanged": self.scores_of(shifted)["nll"]} if len(dev) > 1 else {}
-        return self.scores_of(_examples_of(log_p, dev.labels)) | exchanged
+        scores = self.scores_of(_examples_of(log_p, dev.labels))
+        if len(dev) > 1:
+            shifted = _examples_of(np.roll(log_p, 1, axis=0), dev.labels)
+            scores["nll_exchanged"] = self.scores_of(shifted)["nll"]
+        return scores
 
     def test(self, model: PairClassifier) -> Evaluation:
         log_p = self._log_p(model, self.corpus.test)
@@ -124,9 +127,7 @@ class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBat
         return Evaluation(self.scores_of(examples), outputs, examples)
 
     @classmethod
-    def test_examples(
-        cls, config: Config, corpus: sentence_pairs.LabelledCorpus
-    ) -> Sequence[tuple[str, str]]:
+    def test_examples(cls, config: Config, corpus: LabelledCorpus) -> Sequence[tuple[str, str]]:
         text, labels = corpus.test_text, corpus.test.labels.tolist()
         sentences = zip(text.source, text.target, labels, strict=True)
         return [(f"{first} | {second}", corpus.labels[label]) for first, second, label in sentences]
@@ -139,24 +140,23 @@ class Classification(Task[sentence_pairs.LabelledCorpus, PairClassifier, PairBat
         right, false, missed = (sums[..., i] for i in range(3))
         return 200 * right / np.maximum(2 * right + false + missed, 1)
 
-    def _batch(self, split: sentence_pairs.Labelled, chosen: Ints) -> PairBatch:
+    def _batch(self, split: Labelled, chosen: Ints) -> PairBatch:
         most = self.config.data.block_len
         first, second = split.pairs.source, split.pairs.target
-        pairs = [
-            cut(first[row], second[row], most - sentence_pairs.SPECIAL_TOKENS) for row in chosen.tolist()
-        ]
-        return PairBatch(
-            *map(torch.from_numpy, (*sentence_pairs.joined(pairs, most=most), split.labels[chosen]))
-        )
+        pairs = [cut(first[row], second[row], most - SPECIAL_TOKENS) for row in chosen.tolist()]
+        ids, segments = joined(pairs, most=most)
+        return PairBatch(*map(torch.from_numpy, (ids, segments, split.labels[chosen])))
 
     @torch.inference_mode()
-    def _log_p(self, model: PairClassifier, split: sentence_pairs.Labelled) -> Array:
+    def _log_p(self, model: PairClassifier, split: Labelled) -> Array:
         """Return the log-probability of each label for each pair, `[pairs, labels]`."""
-        rows = 2 * rows_of(self.config)
-        numbers = (np.arange(start, min(start + rows, len(split))) for start in range(0, len(split), rows))
-        batches = (self._batch(split, chosen).to(self.device) for chosen in numbers)
+        rows = 2 * rows_of(self.config)  # twice those of training, which also holds gradients
+        logits: list[Tensor] = []
         with evaluating(model):
-            logits = [model(batch.ids, batch.segments).double().cpu() for batch in batches]
+            for start in range(0, len(split), rows):
+                chosen = np.arange(start, min(start + rows, len(split)))
+                batch = self._batch(split, chosen).to(self.device)
+                logits.append(model(batch.ids, batch.segments).double().cpu())
         return F.log_softmax(torch.cat(logits), -1).numpy()
 
 
@@ -169,8 +169,9 @@ def cut(first: list[int], second: list[int], most: int) -> tuple[list[int], list
 
 def _examples_of(log_p: Array, labels: NDArray[np.int64]) -> dict[str, Array]:
     """Return the sufficient statistics of each pair: right or wrong, kind of error, log-likelihood."""
-    answers, last, ones = log_p.argmax(-1), log_p.shape[1] - 1, np.ones(len(labels))
-    given, chosen = labels == last, answers == last
+    answers, ones = log_p.argmax(-1), np.ones(len(labels))
+    positive = log_p.shape[1] - 1
+    given, chosen = labels == positive, answers == positive
     nll = -np.take_along_axis(log_p, labels[:, None], 1)[:, 0]
     return {
         "accuracy": np.stack([100.0 * (answers == labels), ones], 1),

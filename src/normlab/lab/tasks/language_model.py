@@ -39,6 +39,7 @@ BITS_PER_BYTE: Final = "bits_per_byte"
 PROMPTS = 6
 """Number of test documents that are continued and shown as samples."""
 PROMPT_TOKENS = 16
+"""The most tokens of a prompt."""
 CONTINUATION_TOKENS = 48
 
 
@@ -72,7 +73,9 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
 
     @classmethod
     def metrics_on(cls, corpus: plain.TextCorpus) -> tuple[Metric, ...]:
-        return tuple(m for m in cls.metrics if not (corpus.lost and m.name == BITS_PER_BYTE))
+        if not corpus.lost:
+            return cls.metrics
+        return tuple(metric for metric in cls.metrics if metric.name != BITS_PER_BYTE)
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -129,7 +132,9 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
 
     def _logits(self, model: Decoder, ids: Tensor) -> Tensor:
         """Return the logits `[B, T, V]`; with ``data.document_mask`` each EOS begins a document."""
-        return model(ids, (ids == EOS).cumsum(1)) if self.config.data.document_mask else model(ids)
+        if not self.config.data.document_mask:
+            return model(ids)
+        return model(ids, (ids == EOS).cumsum(1))
 
     def dev_scores(self, model: Decoder) -> dict[str, float]:
         return self._scores(model, self.corpus.dev)
@@ -137,13 +142,13 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
     def test(self, model: Decoder) -> Evaluation:
         """Score the test text by document, and continue the beginnings of a few documents."""
         text = self.corpus.test
-        of_tokens: list[Array] = []
-        scores = self._scores(model, text, of_tokens)
+        nats: list[Array] = []
+        scores = self._scores(model, text, nats)
         self.advance("sampling", 0.0)
         return Evaluation(
             scores={**scores, "tokens": len(text)},
             outputs=self._continuations(model, _prompts(self.corpus, self.config.data.block_len)),
-            examples=self._by_document(np.concatenate(of_tokens)),
+            examples=self._by_document(np.concatenate(nats)),
         )
 
     @classmethod
@@ -162,12 +167,13 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
     def _by_document(self, nats: Array) -> dict[str, Array]:
         """Return, by metric, the nats of each test document and its size in the unit, `[documents, 2]`."""
         tokens, words, size = self.corpus.documents.T
-        of_documents = np.add.reduceat(nats, np.cumsum(tokens) - tokens)
+        nats_of_documents = np.add.reduceat(nats, np.cumsum(tokens) - tokens)
         sizes = {BITS_PER_BYTE: size, "perplexity": tokens, "word_perplexity": words, NLL.name: tokens}
-        return {
-            metric.name: np.stack([of_documents, sizes[metric.name]], axis=1).astype(np.float64)
-            for metric in self.metrics_on(self.corpus)
-        }
+        examples: dict[str, Array] = {}
+        for metric in self.metrics_on(self.corpus):
+            columns = [nats_of_documents, sizes[metric.name]]
+            examples[metric.name] = np.stack(columns, axis=1).astype(np.float64)
+        return examples
 
     def rehearse(self, model: Decoder) -> tuple[float, float]:
         """Time dev scores as in a validation and as in a test, and the continuation of one prompt."""
@@ -184,23 +190,23 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
 
     def _continuations(self, model: Decoder, prompts: Sequence[Sequence[int]]) -> list[str]:
         """Sample a continuation of each prompt; only the sampling seed and the prompt's number affect it."""
-        decode, length = self.config.decode, self.config.data.block_len
-        seeds = [derive(decode.sample_seed, "continue", i) for i in range(len(prompts))]
+        decode, window = self.config.decode, self.config.data.block_len
         choose = choice_of(decode)
+        continuations: list[list[int]] = []
         with evaluating(model):
-            continuations = [
-                generate(model, ids, [seed], choose, count=CONTINUATION_TOKENS, window=length)[0].tolist()
-                for ids, seed in zip(prompts, seeds, strict=True)
-            ]
+            for number, ids in enumerate(prompts):
+                seed = derive(decode.sample_seed, "continue", number)
+                (drawn,) = generate(model, ids, [seed], choose, count=CONTINUATION_TOKENS, window=window)
+                continuations.append(drawn.tolist())
         return _texts(self.corpus, continuations)
 
     @torch.inference_mode()
     def _scores(
-        self, model: Decoder, text: plain.Stream, of_tokens: list[Array] | None = None
+        self, model: Decoder, text: plain.Stream, nats: list[Array] | None = None
     ) -> dict[str, float]:
         """Compute ``nll`` and ``perplexity`` per token, and ``word_perplexity`` and ``bits_per_byte``, which
         do not depend on the tokenizer; the last only if none of the text is lost. The nats of every token are
-        appended to ``of_tokens``.
+        appended to ``nats``.
         """
         nll = torch.zeros((), dtype=torch.float64, device=self.device)
         length, rows = self.config.data.block_len, 2 * rows_of(self.config)
@@ -209,9 +215,9 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
                 batch = batch.to(self.device)
                 logits, target = self._logits(model, batch.ids), batch.target.flatten()
                 nll += label_smoothed(logits, batch.target, 0.0, None, PAD).nll
-                if of_tokens is not None:
-                    each = F.cross_entropy(logits.float().flatten(0, 1), target, reduction="none")
-                    of_tokens.append(each[target != PAD].double().cpu().numpy())
+                if nats is not None:
+                    nats_of_batch = F.cross_entropy(logits.float().flatten(0, 1), target, reduction="none")
+                    nats.append(nats_of_batch[target != PAD].double().cpu().numpy())
         scores = {
             "nll": float(nll / len(text)),
             "perplexity": float((nll / len(text)).exp()),
@@ -234,11 +240,16 @@ def _prompts(corpus: plain.TextCorpus, block_len: int) -> list[list[int]]:
     sizes = corpus.documents[:, 0]
     chosen = np.unique(np.linspace(0, len(sizes) - 1, PROMPTS).astype(int))
     starts = (np.cumsum(sizes) - sizes)[chosen]
-    stops = starts + np.minimum(sizes[chosen], max(1, min(PROMPT_TOKENS, block_len // 2))) + 1
+    most = max(1, min(PROMPT_TOKENS, block_len // 2))  # the context has room for a continuation
+    stops = starts + np.minimum(sizes[chosen], most) + 1
     return [np.asarray(corpus.test.tokens[a:b]).tolist() for a, b in zip(starts, stops, strict=True)]
 
 
 def _texts(corpus: plain.TextCorpus, rows: Sequence[Sequence[int]]) -> list[str]:
     """Decode each row as one line of text, with an arrow at the end of each original line or document."""
-    lines = [[list(ids) for end, ids in groupby(row, EOS.__eq__) if not end] for row in rows]
-    return ["\n".join(corpus.tokenizer.decode(parts)).replace("\n", " ↵ ") for parts in lines]
+    texts = []
+    for row in rows:
+        parts = [list(ids) for is_end, ids in groupby(row, lambda token: token == EOS) if not is_end]
+        text = "\n".join(corpus.tokenizer.decode(parts))
+        texts.append(text.replace("\n", " ↵ "))
+    return texts

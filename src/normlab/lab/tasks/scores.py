@@ -14,7 +14,7 @@ from sacrebleu.significance import PairedTest, Result
 from normlab.base.io import validated
 from normlab.base.units import count, p_value
 from normlab.errors import UserError
-from normlab.lab.data.vocabulary import primary
+from normlab.lab.data.pretokenizer import primary
 
 Array = NDArray[np.float64]
 
@@ -40,21 +40,24 @@ class TranslationScores:
         return {name: getattr(self, name) for name in _METRICS}
 
     def signatures(self) -> dict[str, str]:
-        return dict(
-            zip(_METRICS, (self.signature, self.signature_chrf, self.signature_tokenised), strict=True)
-        )
+        signatures = (self.signature, self.signature_chrf, self.signature_tokenised)
+        return dict(zip(_METRICS, signatures, strict=True))
 
 
 _METRICS = ("bleu", "chrf", "bleu_tokenised")
-_OF_LANGUAGES = dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh") | dict.fromkeys(("ja", "jpn"), "ja-mecab")
-_OF_LANGUAGES |= dict.fromkeys(("ko", "kor"), "ko-mecab")
+_TOKENISERS = {
+    **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+}
+"""sacreBLEU's tokenisers of languages that are written without spaces between words."""
 
 
 def bleu_tokens(target_lang: str) -> str:
     """Return the name of sacreBLEU's tokeniser for a language: ``zh``, ``ja-mecab`` and ``ko-mecab`` for
     Chinese, Japanese and Korean, ``13a`` for all others.
     """
-    return _OF_LANGUAGES.get(primary(target_lang), "13a")
+    return _TOKENISERS.get(primary(target_lang), "13a")
 
 
 def require_bleu_tokens(target_lang: str) -> None:
@@ -91,14 +94,19 @@ def score(
     _check_lengths(hypotheses, references)
     require_bleu_tokens(target_lang)
     tokens = bleu_tokens(target_lang)
-    raw = tokens if primary(target_lang) in _OF_LANGUAGES else "intl"
-    metrics = (
-        BLEU(force=tokenised, tokenize=tokens),
-        CHRF(),
-        BLEU(tokenize="none" if tokenised else raw, smooth_method="none", force=True),
+    raw = tokens if primary(target_lang) in _TOKENISERS else "intl"
+    bleu = BLEU(force=tokenised, tokenize=tokens)
+    chrf = CHRF()
+    bleu_tokenised = BLEU(tokenize="none" if tokenised else raw, smooth_method="none", force=True)
+    scores = []
+    for metric in (bleu, chrf, bleu_tokenised):
+        scores.append(float(metric.corpus_score(list(hypotheses), [list(references)]).score))
+    return TranslationScores(
+        *scores,
+        signature=str(bleu.get_signature()),  # which is complete once something was scored
+        signature_chrf=str(chrf.get_signature()),
+        signature_tokenised=str(bleu_tokenised.get_signature()),
     )
-    bleu, chrf, own = (float(m.corpus_score(list(hypotheses), [list(references)]).score) for m in metrics)
-    return TranslationScores(bleu, chrf, own, *(str(m.get_signature()) for m in metrics))
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], *, target_lang: str = "") -> float:
@@ -128,12 +136,13 @@ def bleu_of_sums(sums: Array) -> Array:
 
     The k-th order without a match counts as 2**-k matches; BLEU is 0 without any match or any 4-gram.
     """
-    lengths, wanted, correct, total = sums[..., 0], sums[..., 1], sums[..., 2:6], sums[..., 6:10]
-    none = correct == 0
-    matches = np.where(none, 0.5 ** np.cumsum(none, axis=-1), correct)
-    usable = (total > 0).all(axis=-1) & ~none.all(axis=-1)
+    lengths, reference_lengths = sums[..., 0], sums[..., 1]
+    correct, total = sums[..., 2:6], sums[..., 6:10]  # n-grams of 1 to 4 tokens
+    unmatched = correct == 0
+    matches = np.where(unmatched, 0.5 ** np.cumsum(unmatched, axis=-1), correct)
+    usable = (total > 0).all(axis=-1) & ~unmatched.all(axis=-1)
     precision = np.where(usable[..., None], matches / np.maximum(total, 1), 1.0)
-    brevity = np.minimum(0.0, 1 - wanted / np.maximum(lengths, 1))
+    brevity = np.minimum(0.0, 1 - reference_lengths / np.maximum(lengths, 1))
     return np.where(usable, 100 * np.exp(np.log(precision).mean(axis=-1) + brevity), 0.0)
 
 
@@ -151,12 +160,14 @@ def against(
         return "nothing, the translations are the same"
     systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("these", list(hypotheses))]
     tests = []
+    difference = 0.0
     for kind, words in (("bs", "paired bootstrap"), ("ar", "approximate randomisation")):
         metrics = {"BLEU": BLEU(tokenize=bleu_tokens(target_lang), references=[list(references)])}
         _, scores = PairedTest(systems, metrics, references=None, test_type=kind)()
-        theirs, ours = (result for result in scores["BLEU"] if isinstance(result, Result))
-        tests.append(f"{words} {p_value(float(ours.p_value or 0.0))}")
-    return f"{ours.score - theirs.score:+z.2f} BLEU; {', '.join(tests)}"
+        of_baseline, of_these = (result for result in scores["BLEU"] if isinstance(result, Result))
+        difference = of_these.score - of_baseline.score
+        tests.append(f"{words} {p_value(float(of_these.p_value or 0.0))}")
+    return f"{difference:+z.2f} BLEU; {', '.join(tests)}"
 
 
 def _check_lengths(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -52,16 +52,16 @@ def label_smoothed(
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, float("-inf"))
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # half precision loses small terms
     log_p = F.log_softmax(wide, dim=-1).flatten(0, 1)
     nll = F.nll_loss(log_p, target.flatten(), ignore_index=pad, reduction="sum")
     if not smoothing:
         return LossSum(nll, nll.detach())
     if allowed is None:
-        spread = log_p.mean(-1)
+        mean_log_p = log_p.mean(-1)
     else:
-        spread = log_p.masked_fill(~allowed, 0.0).sum(-1) / allowed.sum()
-    uniform = -(spread * (target.flatten() != pad)).sum()
+        mean_log_p = log_p.masked_fill(~allowed, 0.0).sum(-1) / allowed.sum()
+    uniform = -(mean_log_p * (target.flatten() != pad)).sum()
     return LossSum(torch.lerp(nll, uniform, smoothing), nll.detach())
 
 
@@ -259,7 +259,8 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
         """Measure the seconds of one validation, and estimate those of the test by its length."""
         start = time.perf_counter()
         self.dev_scores(model)
-        seconds, corpus = time.perf_counter() - start, cast("Any", self.corpus)
+        seconds = time.perf_counter() - start
+        corpus = cast("Any", self.corpus)
         return seconds, seconds * len(corpus.test) / len(corpus.dev)
 
     def scores_of(self, examples: Mapping[str, Array]) -> dict[str, float]:
@@ -289,19 +290,24 @@ def rows_of(config: Config) -> int:
 
 def repeated_share(outputs: Sequence[str], references: Sequence[str]) -> float:
     """Return the share of the commonest output, 0 to 1; 0 if a reference is repeated as often."""
-    commonest, allowed = (max(Counter(lines).values()) / len(lines) for lines in (outputs, references))
-    return commonest if commonest > allowed else 0.0
+    share = _share_of_commonest(outputs)
+    return share if share > _share_of_commonest(references) else 0.0
+
+
+def _share_of_commonest(lines: Sequence[str]) -> float:
+    return max(Counter(lines).values()) / len(lines)
 
 
 def _check_stacks(task: type[Task[Any, Any, Any]], config: Config) -> None:
     model = config.model
     for stack in ("encoder", "decoder"):
         layers = getattr(model, f"{stack}_layers")
-        if bool(layers) != (stack in task.stacks):
-            needs = f"has {' and '.join(task.stacks)}"
-            wanted = f"at least --{stack}-layers 1" if stack in task.stacks else f"--{stack}-layers 0"
+        has_stack = stack in task.stacks
+        if bool(layers) != has_stack:
+            flag = f"at least --{stack}-layers 1" if has_stack else f"--{stack}-layers 0"
             raise UserError(
-                f"{stack}_layers is {layers}, and a model of the task {task.name} {needs}; type {wanted}"
+                f"{stack}_layers is {layers}, and a model of the task {task.name} has "
+                f"{' and '.join(task.stacks)}; type {flag}"
             )
     if len(task.stacks) == 1 and model.encoder_placement != model.decoder_placement:
         raise UserError(
@@ -311,17 +317,19 @@ def _check_stacks(task: type[Task[Any, Any, Any]], config: Config) -> None:
 
 
 def _check_texts(task: type[Task[Any, Any, Any]], data: DataConfig) -> None:
-    readers: dict[str, list[str]] = {}
+    readers: dict[str, list[str]] = {}  # the tasks that read each text
     for name, other in Task.registry.items():
         for text in other.texts:
             readers.setdefault(text, []).append(name)
-    for text in (f.name for f in fields(data)):
-        if text in readers and text not in task.texts and getattr(data, text):
-            flags, owner = ", ".join(map(flag_name, task.texts)), f"task {' or '.join(readers[text])}"
-            raise UserError(
-                f"{flag_name(text)} is for the {owner}, and this configuration's is {task.name}, which "
-                f"reads {flags}; give those, or with --config a configuration of the {owner}"
-            )
+    for declared in fields(data):
+        text = declared.name
+        if text not in readers or text in task.texts or not getattr(data, text):
+            continue
+        flags, owner = ", ".join(map(flag_name, task.texts)), f"task {' or '.join(readers[text])}"
+        raise UserError(
+            f"{flag_name(text)} is for the {owner}, and this configuration's is {task.name}, which "
+            f"reads {flags}; give those, or with --config a configuration of the {owner}"
+        )
 
 
 def build_model(

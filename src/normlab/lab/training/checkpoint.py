@@ -39,16 +39,17 @@ def save_checkpoint(folder: Path, state: State, *, run: str = "", previous: Path
 
     ``run`` is the id of the run that it belongs to. The checkpoint that it replaces is kept as ``previous``.
     """
-    plain = {
-        part: {key: value for key, value in content.items() if not isinstance(value, Tensor)}
-        for part, content in state.items()
-    }
-    manifest = {_FORMAT: FORMAT, **{part: content for part, content in plain.items() if content}}
+    manifest: dict[str, Any] = {_FORMAT: FORMAT}
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for part, content in state.items():
+        tensors[part] = {key: value for key, value in content.items() if isinstance(value, Tensor)}
+        values = {key: value for key, value in content.items() if not isinstance(value, Tensor)}
+        if values:
+            manifest[part] = values
     with commit(folder, manifest, run=run, keep=previous) as new:
-        for part, content in state.items():
-            tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
-            if tensors or part == _OPTIMIZER:  # plain gradient descent keeps none
-                _save(tensors, new / f"{part}.safetensors")
+        for part, content in tensors.items():
+            if content or part == _OPTIMIZER:  # plain gradient descent keeps none
+                _save(content, new / f"{part}.safetensors")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class Checkpoint:
         names |= {path.stem for path in self.folder.glob("*.safetensors")}
         parts = {name: self._part(name) for name in names - {"model", _OPTIMIZER}}
         path = self.folder / f"{_OPTIMIZER}.safetensors"
-        _check_optimizer(optimizer := _load(path), shapes, path)
+        optimizer = _load(path)
+        _check_optimizer(optimizer, shapes, path)
         return {"model": self.model(shapes), _OPTIMIZER: optimizer, **parts}
 
     def model(self, shapes: Mapping[str, Size]) -> dict[str, Tensor]:
@@ -104,7 +106,8 @@ class Checkpoint:
         path, values = self.folder / f"{name}.safetensors", self.values.get(name, {})
         if not isinstance(values, dict):
             raise CheckpointError(self.folder, f"{self.folder / STATE}: {name} is no object but {values!r}")
-        return {**values, **(_load(path) if path.exists() else {})}
+        tensors = _load(path) if path.exists() else {}
+        return {**values, **tensors}
 
 
 def open_checkpoint(folder: Path, *, run: str = "") -> Checkpoint:
@@ -132,7 +135,8 @@ def load_checkpoint(
     Raises what ``open_checkpoint`` raises, and CheckpointError if the checkpoint belongs to another model; in
     that case nothing is loaded.
     """
-    checkpoint, target = open_checkpoint(folder, run=run), SingleProcess(model)
+    checkpoint = open_checkpoint(folder, run=run)
+    target = SingleProcess(model)
     if optimizer is None:
         target.load_weights(checkpoint.model(target.shapes()))
     else:
@@ -175,13 +179,13 @@ def resume(last: Path, previous: Path, load: Callable[[Path], int]) -> str:
         step = load(previous)
     except CheckpointError as error:
         raise CheckpointError(last, f"{refused.why}, and {error.why}", refused.todo) from error
-    kept = ""
+    kept_as = ""
     if last.exists():
         aside = last.with_name(f"{last.name}.refused")
         move(last, aside)
-        kept = f"; it is kept as {aside}"
+        kept_as = f"; it is kept as {aside}"
     move(previous, last)
-    return f"{refused.why}{kept}; the run goes on from step {step}, the checkpoint before it"
+    return f"{refused.why}{kept_as}; the run goes on from step {step}, the checkpoint before it"
 
 
 def _load(path: Path) -> dict[str, Tensor]:
@@ -205,31 +209,43 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _check_weights(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], folder: Path) -> None:
-    if different := sorted(stored.keys() ^ shapes.keys()):
+    why = _weights_misfit(stored, shapes)
+    if why:
+        todo = "bring back the config.json and tokenizer.json that it was trained with"
+        raise CheckpointError(folder, f"the checkpoint {folder} {why}", todo)
+
+
+def _weights_misfit(stored: Mapping[str, Tensor], shapes: Mapping[str, Size]) -> str:
+    """Return why weights do not fit a model with these shapes; empty if they do."""
+    different = sorted(stored.keys() ^ shapes.keys())
+    if different:
         many = count(len(different), "tensor")
-        why = f"belongs to another model, which differs in {many}, first {different[0]}"
-    elif name := next((name for name, shape in shapes.items() if shape != stored[name].shape), ""):
-        wrong, right = list(stored[name].shape), list(shapes[name])
-        why = f"holds {name} of shape {wrong}, the model wants {right}"
-    elif name := next((n for n in shapes if stored[n].dim() and not stored[n].is_floating_point()), ""):
-        why = f"holds {name} as {stored[name].dtype}, the model wants floating-point numbers"
-    else:
-        return
-    todo = "bring back the config.json and tokenizer.json that it was trained with"
-    raise CheckpointError(folder, f"the checkpoint {folder} {why}", todo)
+        return f"belongs to another model, which differs in {many}, first {different[0]}"
+    for name, shape in shapes.items():
+        if stored[name].shape != shape:
+            return f"holds {name} of shape {list(stored[name].shape)}, the model wants {list(shape)}"
+    for name in shapes:
+        tensor = stored[name]
+        if tensor.dim() and not tensor.is_floating_point():  # a count of steps is an integer
+            return f"holds {name} as {tensor.dtype}, the model wants floating-point numbers"
+    return ""
 
 
 def _check_optimizer(stored: Mapping[str, Tensor], shapes: Mapping[str, Size], path: Path) -> None:
     """Check that each parameter's tensors have its shape or one entry, and that no parameter has only some of
     another's keys; parameters stepped by different rules have different keys.
     """
-    keys: dict[str, set[str]] = {}
+    keys_of: dict[str, set[str]] = {}
     for full_name, tensor in stored.items():
         name, _, key = full_name.rpartition("/")
         if name not in shapes or (tensor.numel() != 1 and tensor.shape != shapes[name]):
             raise CheckpointError(path.parent, f"{path} belongs to another model: {full_name} does not fit")
-        keys.setdefault(name, set()).add(key)
-    kinds = set(map(frozenset, keys.values()))
-    for name, own in keys.items():
-        if lacks := set().union(*(kind - own for kind in kinds if own < kind)):
-            raise CheckpointError(path.parent, f"{path} is damaged ({name} lacks {min(lacks)})")
+        keys_of.setdefault(name, set()).add(key)
+    all_keys = set(map(frozenset, keys_of.values()))
+    for name, keys in keys_of.items():
+        lacking: set[str] = set()
+        for more_keys in all_keys:
+            if keys < more_keys:
+                lacking |= more_keys - keys
+        if lacking:
+            raise CheckpointError(path.parent, f"{path} is damaged ({name} lacks {min(lacking)})")

@@ -24,12 +24,13 @@ def cost_of(model: nn.Module, loss: Callable[[nn.Module], Tensor], tokens: int =
     count.
     """
     model = copy.deepcopy(unwrap(model))
-    held = {id(p): p.numel() for p in model.parameters()}
-    tables = (m for m in model.modules() if isinstance(m, (nn.Embedding, Embedding)))
-    looked_up = {id(p) for table in tables for p in table.parameters(recurse=False)}
-    with undisturbed(model, training=True), reference(), sdpa_kernel(SDPBackend.MATH):
-        counter = FlopCounterMode(display=False)
-        with counter:
-            loss(model).backward()
-    rest = sum(number for own, number in held.items() if own not in looked_up)
-    return Cost(sum(held.values()), rest, counter.get_total_flops(), tokens)
+    sizes = {id(p): p.numel() for p in model.parameters()}
+    looked_up: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, (nn.Embedding, Embedding)):
+            looked_up.update(id(p) for p in module.parameters(recurse=False))
+    counter = FlopCounterMode(display=False)
+    with undisturbed(model, training=True), reference(), sdpa_kernel(SDPBackend.MATH), counter:
+        loss(model).backward()
+    without_tables = sum(size for parameter, size in sizes.items() if parameter not in looked_up)
+    return Cost(sum(sizes.values()), without_tables, counter.get_total_flops(), tokens)

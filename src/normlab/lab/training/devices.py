@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from normlab.base.io import from_plain
+from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.lab.config import Config, MachineConfig
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Numbers of glibc's settings, from malloc.h."""
 _HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SKIPPED: Final = "skipped_steps"
 
@@ -32,7 +34,7 @@ def prepare_process(machine: MachineConfig) -> torch.device:
     try:
         device = torch.device(machine.device)
         if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
-            raise RuntimeError(f"runs cannot train on {device}")
+            raise RuntimeError(f"runs cannot train on {device}")  # as torch raises for no device at all
     except RuntimeError:
         raise UserError(f"there is no device {machine.device!r}; use cpu, cuda or cuda:1") from None
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -62,6 +64,7 @@ def compiled(function: Callable[P, R], device: torch.device) -> Callable[P, R]:
             f"torch.compile does not work for {device.type} here: {why}; install what it needs (on a CPU "
             "a C++ compiler such as g++), or leave out --compile"
         ) from error
+    # Every shape of a batch is a compilation, and dynamo gives up after few of them.
     dynamo.recompile_limit = max(dynamo.recompile_limit, dynamo.accumulated_recompile_limit)
     return torch.compile(function, dynamic=False)
 
@@ -155,11 +158,15 @@ class Scaling:
 
         Raises UserError for anything else.
         """
-        kinds = {n: type(v) for n, v in {**torch.amp.GradScaler("cpu").state_dict(), _SKIPPED: 0}.items()}
-        if state and state.keys() != kinds.keys():
-            raise UserError(f"scaling has {', '.join(kinds)}, got {', '.join(state)}")
-        read = {name: from_plain(kinds[name], value, f"scaling.{name}") for name, value in state.items()}
-        if read and self._scaler.is_enabled():
+        if not state:
+            return
+        example = {**torch.amp.GradScaler("cpu").state_dict(), _SKIPPED: 0}
+        if state.keys() != example.keys():
+            raise UserError(f"scaling has {', '.join(example)}, got {', '.join(state)}")
+        read: dict[str, Any] = {}
+        for name, value in state.items():
+            read[name] = from_plain(type(example[name]), value, f"scaling.{name}")
+        if self._scaler.is_enabled():
             self._skipped.fill_(read.pop(_SKIPPED))
             self._scaler.load_state_dict(read)
 
@@ -172,18 +179,20 @@ class Scaling:
 
 def hardware(device: torch.device, ranks: int = 1) -> str:
     """Describe the machine for a run's log, with the number of processes if there are several."""
-    each = f", {ranks} ranks" if ranks > 1 else ""
     if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}{each}, torch {torch.__version__}"
-    threads = torch.get_num_threads()
-    return f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}{each}, torch {torch.__version__}"
+        parts = [torch.cuda.get_device_name(device)]
+    else:
+        parts = [_cpu_name(), count(torch.get_num_threads(), "thread")]
+    if ranks > 1:
+        parts.append(f"{ranks} ranks")
+    return ", ".join([*parts, f"torch {torch.__version__}"])
 
 
 def hardware_so_far(before: str, now: str, step: int) -> tuple[str, str]:
     """Describe the hardware of a run that goes on after ``step``, and say so if it changed there."""
-    last = re.split(r"; from step [\d,]+ on ", before)[-1]
     if not step or not before:
         return now, ""
+    last = re.split(r"; from step [\d,]+ on ", before)[-1]
     if last == now:
         return before, ""
     changed = (

@@ -39,9 +39,9 @@ def family_of(config: Config) -> Family:
     reasons = {family: family.misfits(config.model) for family in FAMILIES}
     nearest = min(reasons, key=lambda family: len(reasons[family]))
     if reasons[nearest]:
-        others = (
+        others = [
             f"\n  {family.kind}: {'; '.join(why)}" for family, why in reasons.items() if family != nearest
-        )
+        ]
         raise UserError(
             f"no architecture of Hugging Face's matches {config.recipe}; the closest is {nearest.kind}, but "
             f"{'; '.join(reasons[nearest])}. The others:{''.join(others)}\n"
@@ -83,20 +83,20 @@ def export(folder: RunFolder, out: Path, *, weights: str | int = "") -> Exported
     shutil.rmtree(new, ignore_errors=True)
     backend, rows = entries_of(tokenizer)
     hugging_face(family, config, model, rows).save_pretrained(new)
-    written = write_tokenizer(backend, rows, new) if backend else _NONE
+    described = write_tokenizer(backend, rows, new) if backend else _NO_TOKENIZER
     loaded = transformers.AutoModelForCausalLM.from_pretrained(new, dtype=torch.float32)
     apart, largest = difference(model, loaded, config, rows)
-    if not apart <= BOUND * largest:
+    if not apart <= BOUND * largest:  # also true of NaN
         shutil.rmtree(new)
         raise UserError(
             f"the logits of {folder.path} and of its {family.kind} differ by {apart:.2g}, and at most "
             f"{BOUND:.0e} of the largest logit, {largest:.3g}, is allowed; nothing was written"
         )
     new.rename(out)
-    return Exported(family.kind, chosen.description, apart, largest, written)
+    return Exported(family.kind, chosen.description, apart, largest, described)
 
 
-_NONE: Final = "none: it is not from the library tokenizers; the run's own file is tokenizer.json"
+_NO_TOKENIZER: Final = "none: it is not from the library tokenizers; the run's own file is tokenizer.json"
 
 
 def entries_of(tokenizer: Tokenizer) -> tuple[Backend | None, Tensor]:
@@ -124,10 +124,13 @@ def hugging_face(family: Family, config: Config, model: Decoder, rows: Tensor) -
 
     positions = model.position_encoding.longest or max(config.model.max_positions, config.data.block_len)
     weights = family.weights(model, positions)
-    own = {name: value[rows] if name in TABLES else value for name, value in weights.items()}
-    tied = all(torch.equal(own[name], own["lm_head.weight"]) for name in TABLES if name in own)
+    for name in TABLES:
+        if name in weights:
+            weights[name] = weights[name][rows]
+    tables = [weights[name] for name in TABLES if name in weights]
+    tied = all(torch.equal(table, weights["lm_head.weight"]) for table in tables)
     end, pad = _numbers(rows)
-    whole = transformers.AutoConfig.for_model(
+    configuration = transformers.AutoConfig.for_model(
         family.kind,
         vocab_size=len(rows),
         hidden_size=config.model.dim,
@@ -140,18 +143,18 @@ def hugging_face(family: Family, config: Config, model: Decoder, rows: Tensor) -
         eos_token_id=end,
         **family.configuration(config.model, model),
     )
-    made = transformers.AutoModelForCausalLM.from_config(whole)
-    made.load_state_dict({name: value.detach().clone() for name, value in own.items()}, strict=True)
-    return made.eval()
+    exported = transformers.AutoModelForCausalLM.from_config(configuration)
+    exported.load_state_dict({name: value.detach().clone() for name, value in weights.items()}, strict=True)
+    return exported.eval()
 
 
 @torch.no_grad()
 def difference(model: Decoder, other: Any, config: Config, rows: Tensor) -> tuple[float, float]:
     """The largest difference of two logits on random tokens, and the largest logit."""
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     shape = ROWS, min(POSITIONS, config.data.block_len)
     entries = (rows != PAD).nonzero().flatten()
-    ids = entries[torch.randint(len(entries), shape, generator=draw)]
+    ids = entries[torch.randint(len(entries), shape, generator=generator)]
     with evaluating(model):
         ours = model(rows[ids])[..., rows]
     return float((ours - other(ids).logits).abs().max()), float(ours.abs().max())
@@ -165,7 +168,7 @@ def write_tokenizer(backend: Backend, rows: Tensor, out: Path) -> str:
     end, pad = (str(backend.id_to_token(i)) for i in numbers)
     backend.post_processor = TemplateProcessing(single=[end, "$A"], special_tokens=[(end, numbers[0])])
     unknown = [backend.id_to_token(int(i)) for i in (rows == UNK).nonzero()]
-    whole = transformers.PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=pad,
         unk_token=next(iter(unknown), None),
@@ -173,5 +176,5 @@ def write_tokenizer(backend: Backend, rows: Tensor, out: Path) -> str:
         eos_token=end,
         clean_up_tokenization_spaces=False,
     )
-    whole.save_pretrained(out)
-    return f"{len(whole):,} entries; it puts {end} before a text, as in training"
+    fast.save_pretrained(out)
+    return f"{len(fast):,} entries; it puts {end} before a text, as in training"

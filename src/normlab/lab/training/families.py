@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.base.model_config import ModelConfig
 from normlab.nn import Attention, Decoder, FeedForward, Placement
@@ -53,12 +53,12 @@ class Family:
     def misfits(self, config: ModelConfig) -> list[str]:
         """Return why a model does not fit, one reason for each part; empty if it fits."""
         config = Placement.registry[config.decoder_placement].complete(config)
+        free = (*SIZES, *WEIGHTS_ALONE, *(SLIDING if self.slides else ()))
         reasons = []
         for declared in fields(config):
             name, value = declared.name, getattr(config, declared.name)
-            usual = (declared.metadata.get("introduced", declared.default),)
-            allowed = tuple(self.parts.get(name, usual))
-            free = (*SIZES, *WEIGHTS_ALONE, *(SLIDING if self.slides else ()))
+            without_part = declared.metadata.get("introduced", declared.default)
+            allowed = tuple(self.parts.get(name, (without_part,)))
             if name not in free and value not in allowed:
                 reasons.append(f"{name} is {value}, and {self.kind} has {' or '.join(map(str, allowed))}")
         if not self.has_kv_heads and config.kv_heads not in (0, config.heads):
@@ -66,28 +66,44 @@ class Family:
         return reasons
 
 
-def _layers_of(model: Decoder) -> list[tuple[Any, Attention, Any, FeedForward]]:
-    """Placement and branch of the attention and of the feed-forward of every layer."""
-    every = list(model.decoder)
-    pairs = zip(every[::2], every[1::2], strict=True)
-    return [(a.place, cast("Attention", a.f), b.place, cast("FeedForward", b.f)) for a, b in pairs]
+class _Layer(NamedTuple):
+    """A layer of a decoder: its two branches, and the placement of each."""
+
+    attention: Attention
+    attention_place: Any
+    ffn: FeedForward
+    ffn_place: Any
 
 
-def _tables(model: Decoder, own_factor: float = 1.0) -> Weights:
-    """The tables at the input and at the output, `[V, D]`, for a family that multiplies the embeddings by
-    ``own_factor`` itself.
+def _layers_of(model: Decoder) -> list[_Layer]:
+    sublayers = list(model.decoder)
+    layers = []
+    for first, second in zip(sublayers[::2], sublayers[1::2], strict=True):
+        attention, ffn = cast("Attention", first.f), cast("FeedForward", second.f)
+        layers.append(_Layer(attention, first.place, ffn, second.place))
+    return layers
+
+
+def _embeddings(model: Decoder, built_in_factor: float = 1.0) -> Tensor:
+    """The vectors that enter the first layer, without positions, `[V, D]`, for a family that multiplies them
+    by ``built_in_factor`` itself.
     """
-    embedding = model.embedding
-    unit = torch.eye(embedding.weight.shape[1], dtype=embedding.weight.dtype)
-    given = embedding.vectors() * (embedding.scale / own_factor)
-    return {"input": given, "lm_head.weight": embedding.logits(unit).T}
+    # The quotient is often exactly 1, and then nothing is rounded.
+    return model.embedding.vectors() * (model.embedding.scale / built_in_factor)
 
 
-def _gain(norm: nn.Module) -> Tensor:
+def _output_matrix(model: Decoder) -> Tensor:
+    """The matrix that makes logits of the last hidden states, `[V, D]`: the logits of the unit vectors."""
+    dim = model.embedding.weight.shape[1]
+    return model.embedding.logits(torch.eye(dim, dtype=model.embedding.weight.dtype)).T
+
+
+def _gain(norm: Any) -> Tensor:
     """The gain of an RMSNorm of any kind, `[D]`."""
-    own: Any = norm
-    plain = own.fold() if hasattr(own, "fold") else own
-    return plain.weight.to(next(iter(own.parameters()), plain.weight).dtype)
+    plain = norm.fold() if hasattr(norm, "fold") else norm
+    # Some kinds fold in float64, and one has no parameter at all.
+    trained = next(iter(norm.parameters()), plain.weight)
+    return plain.weight.to(trained.dtype)
 
 
 def _halved(rows: Tensor, width: int) -> Tensor:
@@ -95,6 +111,14 @@ def _halved(rows: Tensor, width: int) -> Tensor:
     before the second ones: Hugging Face rotates (i, i + width/2), normlab (2i, 2i + 1).
     """
     return rows.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _linear(name: str, weight: Tensor, bias: Tensor | None) -> Weights:
+    """A linear map under its name, with a bias if it has one."""
+    weights = {f"{name}.weight": weight}
+    if bias is not None:
+        weights[f"{name}.bias"] = bias
+    return weights
 
 
 # --------------------------------------------------------------------------------------------------- families
@@ -111,26 +135,34 @@ def _gpt2_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any
 
 def _gpt2_weights(model: Decoder, positions: int) -> Weights:
     """GPT-2's weights: its matrices are transposed, and its biases 0 where the model has none."""
-    own = _tables(model)
-    own["transformer.wte.weight"] = own.pop("input")
-    blank = own["lm_head.weight"].new_zeros(1, positions, own["lm_head.weight"].shape[1])
-    own["transformer.wpe.weight"] = model.position_encoding(blank)[0]
-    for i, (before, attention, between, ffn) in enumerate(_layers_of(model)):
-        at = f"transformer.h.{i}."
-        for name, norm in (("ln_1", before.norm), ("ln_2", between.norm)):
-            own |= {f"{at}{name}.weight": norm.weight, f"{at}{name}.bias": norm.bias}
-        maps = {"attn.c_attn": attention.qkv, "attn.c_proj": attention.out}
-        maps |= {"mlp.c_fc": ffn.inner, "mlp.c_proj": ffn.outer}
+    output = _output_matrix(model)
+    # What the position encoding adds to embeddings of 0 is the table of positions.
+    blank = output.new_zeros(1, positions, output.shape[1])
+    weights = {
+        "transformer.wte.weight": _embeddings(model),
+        "transformer.wpe.weight": model.position_encoding(blank)[0],
+        "lm_head.weight": output,
+    }
+    for i, layer in enumerate(_layers_of(model)):
+        prefix = f"transformer.h.{i}."
+        for name, norm in (("ln_1", layer.attention_place.norm), ("ln_2", layer.ffn_place.norm)):
+            weights |= {f"{prefix}{name}.weight": norm.weight, f"{prefix}{name}.bias": norm.bias}
+        maps = {
+            "attn.c_attn": layer.attention.qkv,
+            "attn.c_proj": layer.attention.out,
+            "mlp.c_fc": layer.ffn.inner,
+            "mlp.c_proj": layer.ffn.outer,
+        }
         for name, linear in maps.items():
             bias = linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
-            own |= {f"{at}{name}.weight": linear.weight.T, f"{at}{name}.bias": bias}
+            weights |= _linear(prefix + name, linear.weight.T, bias)
     end: Any = model.decoder.end
-    return own | {"transformer.ln_f.weight": end.weight, "transformer.ln_f.bias": end.bias}
+    return weights | _linear("transformer.ln_f", end.weight, end.bias)
 
 
 def _llama_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
     end: Any = model.decoder.end
-    _, first, _, _ = _layers_of(model)[0]
+    first = _layers_of(model)[0].attention
     biased = first.out.bias is not None
     return {
         "intermediate_size": config.ffn_dim,
@@ -145,37 +177,61 @@ def _llama_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, An
 
 
 def _rotary_weights(
-    model: Decoder, positions: int, *, norms: Sequence[str], own_factor: float = 1.0, own_gain: float = 0.0
+    model: Decoder,
+    positions: int,
+    *,
+    norms: Sequence[str],
+    built_in_factor: float = 1.0,
+    built_in_gain: float = 0.0,
 ) -> Weights:
     """The weights that Llama and its descendants share; ``norms`` are the names of a layer's norms in order.
 
-    A family may multiply the embeddings by ``own_factor`` itself, and add ``own_gain`` to the gains of norms.
+    A family may multiply the embeddings by ``built_in_factor`` itself, and add ``built_in_gain`` to the gains
+    of norms; both are taken out of the weights.
     """
-    own = _tables(model, own_factor)
-    own["model.embed_tokens.weight"] = own.pop("input")
-    for i, (before, attention, between, ffn) in enumerate(_layers_of(model)):
-        at, width = f"model.layers.{i}.", attention.width
-        places = (*before.children(), *between.children())
-        own |= {f"{at}{n}.weight": _gain(norm) - own_gain for n, norm in zip(norms, places, strict=True)}
-        matrices = attention.matrices()
-        packed: dict[str, Sequence[Tensor]] = {"weight": [matrices[m] for m in ("query", "key", "value")]}
-        if (bias := attention.qkv.bias) is not None:
-            sizes = [*map(len, packed["weight"])]
-            packed["bias"] = bias[: sum(sizes)].split(sizes)
-        for name, rows in packed.items():
-            for letter, row in zip("qkv", rows, strict=True):
-                own[f"{at}self_attn.{letter}_proj.{name}"] = row if letter == "v" else _halved(row, width)
-        for letter, norm in zip("qk", attention.qk_norm.children(), strict=False):
-            own[f"{at}self_attn.{letter}_norm.weight"] = _halved(_gain(norm), width) - own_gain
-        maps = {"self_attn.o_proj": (attention.out.weight, attention.out.bias)}
-        maps["mlp.down_proj"] = ffn.outer.weight, ffn.outer.bias
-        up, gate = ffn.inner.weight.chunk(2)
-        biased = (None, None) if ffn.inner.bias is None else ffn.inner.bias.chunk(2)
-        maps |= {"mlp.up_proj": (up, biased[0]), "mlp.gate_proj": (gate, biased[1])}
-        for name, (matrix, bias) in maps.items():
-            own[f"{at}{name}.weight"] = matrix
-            own |= {} if bias is None else {f"{at}{name}.bias": bias}
-    return own | {"model.norm.weight": _gain(model.decoder.end) - own_gain}
+    weights = {
+        "model.embed_tokens.weight": _embeddings(model, built_in_factor),
+        "lm_head.weight": _output_matrix(model),
+    }
+    for i, layer in enumerate(_layers_of(model)):
+        prefix = f"model.layers.{i}."
+        modules = (*layer.attention_place.children(), *layer.ffn_place.children())
+        for name, norm in zip(norms, modules, strict=True):
+            weights[f"{prefix}{name}.weight"] = _gain(norm) - built_in_gain
+        weights |= _rotary_attention(f"{prefix}self_attn.", layer.attention, built_in_gain)
+        weights |= _gated_ffn(f"{prefix}mlp.", layer.ffn)
+    weights["model.norm.weight"] = _gain(model.decoder.end) - built_in_gain
+    return weights
+
+
+def _rotary_attention(prefix: str, attention: Attention, built_in_gain: float) -> Weights:
+    """The weights of an attention; rope rotates queries and keys, so their rows change order."""
+    matrices = attention.matrices()
+    rows = [matrices[name] for name in ("query", "key", "value")]
+    biases: Sequence[Tensor | None] = (None, None, None)
+    if attention.qkv.bias is not None:
+        sizes = [len(matrix) for matrix in rows]
+        biases = attention.qkv.bias[: sum(sizes)].split(sizes)  # those of gates come after these
+    weights: Weights = {}
+    for letter, matrix, bias in zip("qkv", rows, biases, strict=True):
+        if letter != "v":
+            matrix = _halved(matrix, attention.width)
+            bias = None if bias is None else _halved(bias, attention.width)
+        weights |= _linear(f"{prefix}{letter}_proj", matrix, bias)
+    for letter, norm in zip("qk", attention.qk_norm.children(), strict=False):  # not every model has them
+        weights[f"{prefix}{letter}_norm.weight"] = _halved(_gain(norm), attention.width) - built_in_gain
+    return weights | _linear(f"{prefix}o_proj", attention.out.weight, attention.out.bias)
+
+
+def _gated_ffn(prefix: str, ffn: FeedForward) -> Weights:
+    """The weights of a gated feed-forward, whose inner map packs values above gates."""
+    up, gate = ffn.inner.weight.chunk(2)
+    up_bias, gate_bias = (None, None) if ffn.inner.bias is None else ffn.inner.bias.chunk(2)
+    return {
+        **_linear(f"{prefix}up_proj", up, up_bias),
+        **_linear(f"{prefix}gate_proj", gate, gate_bias),
+        **_linear(f"{prefix}down_proj", ffn.outer.weight, ffn.outer.bias),
+    }
 
 
 NORMS: Final = ("input_layernorm", "post_attention_layernorm")
@@ -186,13 +242,14 @@ OLMO2_NORMS: Final = ("post_attention_layernorm", "post_feedforward_layernorm")
 def _gemma3_weights(model: Decoder, positions: int) -> Weights:
     """The weights of Gemma 3, which multiplies embeddings by the root of the width and adds 1 to gains."""
     factor = model.embedding.weight.shape[1] ** 0.5
-    return _rotary_weights(model, positions, norms=GEMMA3_NORMS, own_factor=factor, own_gain=1.0)
+    return _rotary_weights(model, positions, norms=GEMMA3_NORMS, built_in_factor=factor, built_in_gain=1.0)
 
 
 def _gemma3_configuration(config: ModelConfig, model: Decoder) -> Mapping[str, Any]:
     slides = [bool(config.sliding_window) and config.slides(i) for i in range(config.decoder_layers)]
     shared = dict(_llama_configuration(config, model))
-    activation, rope = shared.pop("hidden_act"), shared.pop("rope_parameters")
+    activation = shared.pop("hidden_act")
+    rope = shared.pop("rope_parameters")
     sliding_rope = {**rope, "rope_theta": config.sliding_rope_theta or config.rope_theta}
     return {
         **shared,

@@ -131,7 +131,8 @@ class Queue:
         self.until = until
         self.root, self.jobs, self.watch, self.start = root, jobs, watch, start
         self.waiting: deque[Config] = deque()
-        self.asked: list[RunFolder] = []
+        self.folders: list[RunFolder] = []
+        """Of all runs that were added."""
         self.failed: dict[str, str] = {}
         self._deaths: dict[str, tuple[int, int]] = {}
         """For each run the step at which its last worker died, and how many have died there."""
@@ -139,7 +140,7 @@ class Queue:
     def add(self, config: Config) -> None:
         """Add a run whose data is prepared (``data.digest`` is set)."""
         self.waiting.append(config)
-        self.asked.append(RunFolder(self.root / run_id(config)))
+        self.folders.append(RunFolder(self.root / run_id(config)))
 
     def run(self, done: Callable[[Config], None] = lambda config: None) -> None:
         """Train until nothing waits. ``done`` is called with each finished run and may ``add`` more."""
@@ -147,7 +148,7 @@ class Queue:
         running: dict[Future[str], tuple[Worker, Config]] = {}
         threads = ThreadPoolExecutor(self.jobs, "run")  # one waits for each worker's answer
         try:
-            self.watch(self.asked)
+            self.watch(self.folders)
             while self.waiting or running:
                 for config in self._startable([config for _, config in running.values()]):
                     worker = self._idle(workers, [worker for worker, _ in running.values()])
@@ -155,7 +156,7 @@ class Queue:
                 for answer in wait(running, _POLL_SECONDS, FIRST_COMPLETED).done:
                     _, config = running.pop(answer)
                     self._end(config, answer, done)
-                self.watch(self.asked)
+                self.watch(self.folders)
         except BaseException:
             for worker in workers:
                 worker.interrupt()
@@ -169,7 +170,8 @@ class Queue:
         """Take what may start now from ``waiting``, but no run that is running: it may be added twice."""
         if time.monotonic() > self.until:
             self.waiting.clear()
-        busy, chosen = {run_id(config) for config in running}, list[Config]()
+        busy = {run_id(config) for config in running}
+        chosen: list[Config] = []
         for config in list(self.waiting):
             if len(busy) < self.jobs and run_id(config) not in busy:
                 busy.add(run_id(config))
@@ -178,6 +180,7 @@ class Queue:
         return chosen
 
     def _idle(self, workers: list[Worker], busy: Sequence[Worker]) -> Worker:
+        """Return a worker that waits for a run, or a new one; dead ones are closed."""
         for worker in [worker for worker in workers if worker not in busy]:
             if worker.alive():
                 return worker
@@ -187,6 +190,7 @@ class Queue:
         return workers[-1]
 
     def _end(self, config: Config, answer: Future[str], done: Callable[[Config], None]) -> None:
+        """Take the answer about a run: it is done, has failed, or goes on with another worker."""
         try:
             reply = answer.result()
         except DiedError as died:
@@ -215,12 +219,14 @@ class Queue:
 
     def _continues(self, config: Config) -> bool:
         """Whether a run whose worker died has advanced since the last death, or has tries left."""
-        run, step = run_id(config), 0
-        with contextlib.suppress(OSError, UserError):
+        run = run_id(config)
+        step = 0
+        with contextlib.suppress(OSError, UserError):  # a folder that is missing or damaged
             step = RunFolder(self.root / run).status().step
-        before, count = self._deaths.get(run, (0, 0))
-        self._deaths[run] = step, 1 if step > before else count + 1
-        return self._deaths[run][1] < _DEATHS
+        step_before, deaths = self._deaths.get(run, (0, 0))
+        deaths = 1 if step > step_before else deaths + 1
+        self._deaths[run] = step, deaths
+        return deaths < _DEATHS
 
 
 def usable_cores() -> int:

@@ -29,12 +29,10 @@ from normlab.lab.recipes.grammar import describe
 from normlab.lab.runs.folder import Row, RunFolder
 from normlab.lab.tasks import TASKS
 from normlab.lab.training.devices import hardware
-from normlab.lab.training.parts import RunPart
+from normlab.lab.training.parts import RunContext, RunPart
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-    from normlab.lab.training.train import Run
 
 _TEXT: Final = ("tokenizers", "sentencepiece", "sacremoses", "sacrebleu")
 PACKAGES: Final = ("torch", "numpy", *_TEXT, "safetensors")
@@ -54,11 +52,12 @@ class Log(RunPart):
     The log names paths and the machine, so it stays where the run was made: ``tools/keep.py`` skips it.
     """
 
-    def on_start(self, run: Run) -> None:
-        self._folder, step = run.folder, run.progress.step
+    def on_start(self, run: RunContext) -> None:
+        self._folder = run.folder
+        step = run.progress.step
         begun = f"goes on from step {step:,}" if step else "starts"
-        known = facts(run.folder, run.config, run.trainer.model, run.trainer.device)
-        self._write([f"=== {_now()} {run.folder.id()} {begun}", *known])
+        lines = facts(run.folder, run.config, run.trainer.model, run.trainer.device)
+        self._write([f"=== {_now()} {run.folder.id()} {begun}", *lines])
 
     def on_validation(self, row: Row) -> None:
         others = ("kind", "step", "seconds")
@@ -67,7 +66,9 @@ class Log(RunPart):
 
     def on_end(self) -> None:
         status = self._folder.status()
-        outcome = f"{o.state}: {o.evidence}" if (o := status.outcome) else "no outcome"
+        outcome = "no outcome"
+        if status.outcome:
+            outcome = f"{status.outcome.state}: {status.outcome.evidence}"
         stopped = f"; stopped because {status.stopped}" if status.stopped else ""
         self._write([f"=== {_now()} ended at step {status.step:,}, {outcome}{stopped}"])
 
@@ -91,10 +92,13 @@ def notice(folder: RunFolder, sentence: str) -> None:
 def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.device) -> list[str]:
     """Return the facts needed to repeat a run, one per line."""
     seeds, data = config.seeds, config.data
-    texts = {field: spec for field in TASKS[config.task].texts if (spec := getattr(data, field))}
-    packages = (*PACKAGES, *(["datasets"] if any(spec.startswith(HUB) for spec in texts.values()) else []))
+    fields = TASKS[config.task].texts
+    texts = {field: getattr(data, field) for field in fields if getattr(data, field)}
+    packages = list(PACKAGES)
+    if any(spec.startswith(HUB) for spec in texts.values()):
+        packages.append("datasets")
     variables = sorted(name for name in os.environ if name.startswith(VARIABLES))
-    known = {
+    described = {
         "repeat": folder.repeat_command(),
         "directory": str(Path.cwd()),
         "recipe": f"{config.recipe}: {describe(config)}",
@@ -109,13 +113,13 @@ def facts(folder: RunFolder, config: Config, model: nn.Module, device: torch.dev
         "seeds": f"init {seeds.init}, data {seeds.data}, dropout {seeds.dropout}",
         "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
     }
-    known |= {field: _file(spec) for field, spec in texts.items()}
+    described |= {field: _file(spec) for field, spec in texts.items()}
     if data.tokenizer not in LEARNED:
-        known["tokenizer"] = _file(data.tokenizer)
+        described["tokenizer"] = _file(data.tokenizer)
     if not texts:
-        known["text"] = f"built-in {data.builtin}, {data.builtin_pairs:,} pairs, seed {data.builtin_seed}"
-    known |= {"data digest": data.digest, "config": to_json(config)}
-    return [f"{name}: {value}" for name, value in known.items() if value]
+        described["text"] = f"built-in {data.builtin}, {data.builtin_pairs:,} pairs, seed {data.builtin_seed}"
+    described |= {"data digest": data.digest, "config": to_json(config)}
+    return [f"{name}: {value}" for name, value in described.items() if value]
 
 
 def _file(spec: str) -> str:
@@ -164,7 +168,7 @@ class TensorBoard(RunPart):
 
     _writer: SummaryWriter | None = None
 
-    def on_start(self, run: Run) -> None:
+    def on_start(self, run: RunContext) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         step = run.progress.step

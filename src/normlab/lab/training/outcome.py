@@ -27,6 +27,7 @@ DIVERGED_ABOVE = 0.5
 READS_BY = 0.05
 """Nats per token. If a model reads its source, exchanging sources raises the loss by at least this much."""
 _NAMES = {"loss": "loss", "nll": "NLL", "grad_norm_l2": "gradient norm"}
+"""What must be finite in a row, in words."""
 
 
 def outcome(
@@ -65,9 +66,12 @@ def outcome(
         return Outcome("diverged", course.step, _above(f"NLL {course.now:.2f}", course.start))
     dev = {row["step"]: row for row in metrics if row["kind"] == "dev"}
     if final:
-        return _ended(course, dev[best_step], has_source=has_source) if best_step in dev else None
+        if best_step not in dev:
+            return None
+        return _ended(course, dev[best_step], has_source=has_source)
     lowest = min([course.now, *course.middles, *(row["nll"] for row in dev.values())])
-    if course.falling or lowest <= course.limit or course.step < JUDGE_FROM * total_steps:
+    too_early = course.step < JUDGE_FROM * total_steps
+    if too_early or course.falling or lowest <= course.limit:
         return None
     return Outcome("stuck", course.step, _stuck(f"NLL {course.now:.2f}", course.entropy))
 
@@ -81,12 +85,15 @@ class _Course:
         windows = _windows(rows, total_steps)
         self.middles = [statistics.median(row["nll"] for row in window) for window in windows]
         self.now = self.middles[0] if windows else self.start
-        self.above_start = (
-            bool(windows) and min(row["nll"] for row in windows[0]) > self.start + DIVERGED_ABOVE
-        )
+        self.above_start = False
+        """Whether every loss of the last window is above the start."""
+        if windows:
+            self.above_start = min(row["nll"] for row in windows[0]) > self.start + DIVERGED_ABOVE
         rates = [row["lr"] for row in rows[-2:] if "lr" in row]
-        self.warming = "; its learning rate still rose" if len(rates) == 2 and rates[1] > rates[0] else ""
+        rising = len(rates) == 2 and rates[1] > rates[0]
+        self.warming = "; its learning rate still rose" if rising else ""
         self.falling = self._fell(0)
+        """Whether the loss is falling, or too young to tell."""
         self.trend = "; still falling" if self.falling and len(self.middles) >= 3 else ""
         """The end of a sentence if the loss is known to be falling, else empty."""
         late = sum(window[0]["step"] >= JUDGE_FROM * total_steps for window in windows)
@@ -94,8 +101,11 @@ class _Course:
         """Whether the loss is known to be falling, and has been ever since a run can be called stuck."""
 
     def _fell(self, back: int) -> bool:
-        seen = self.middles[back:]
-        return len(seen) < 3 or min(seen[:2]) < min(seen[2:]) - FALLING_BY * self.entropy
+        """Whether the loss fell, as seen ``back`` windows ago."""
+        middles = self.middles[back:]
+        if len(middles) < 3:
+            return True
+        return min(middles[:2]) < min(middles[2:]) - FALLING_BY * self.entropy
 
 
 def _ended(course: _Course, best: Row, *, has_source: bool) -> Outcome:
@@ -105,7 +115,8 @@ def _ended(course: _Course, best: Row, *, has_source: bool) -> Outcome:
         return Outcome("diverged", course.step, _above(reached, course.start))
     if nll > course.limit and not course.always_fell:
         return Outcome("stuck", course.step, _stuck(reached, course.entropy) + course.trend + course.warming)
-    gap, share = best.get("nll_exchanged", math.nan) - nll, best.get("repeated_share", 0.0)
+    gap = best.get("nll_exchanged", math.nan) - nll
+    share = best.get("repeated_share", 0.0)
     where = f" at step {best['step']:,}" if best["step"] != course.step else ""
     evidence = [f"{reached} nats per token{where}, from {course.start:.2f} at the start"]
     if not math.isnan(gap):
@@ -138,11 +149,10 @@ def _not_finite(metrics: Sequence[Row]) -> Outcome | None:
     """Return *diverged* for the first row, of training or dev, with a value that is not finite."""
     for row in metrics:
         for name, label in _NAMES.items():
-            if not math.isfinite(row.get(name, 0.0)):
-                where = "dev " if row["kind"] == "dev" else ""
-                return Outcome(
-                    "diverged", row["step"], f"{where}{label} is {row[name]} at step {row['step']}"
-                )
+            if math.isfinite(row.get(name, 0.0)):
+                continue
+            where = "dev " if row["kind"] == "dev" else ""
+            return Outcome("diverged", row["step"], f"{where}{label} is {row[name]} at step {row['step']}")
     return None
 
 

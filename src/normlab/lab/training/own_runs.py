@@ -76,7 +76,8 @@ class SetupFacts:
 
 def metric_of(scale: Scale) -> Metric:
     """NLL for a loss that is a cross-entropy of known targets; for any other the loss as it is."""
-    pure = abs(scale.rest) <= PURE * abs(scale.weight * scale.start + scale.rest)
+    loss_at_start = scale.weight * scale.start + scale.rest
+    pure = abs(scale.rest) <= PURE * abs(loss_at_start)
     return NLL if scale.unigram is not None and pure else LOSS
 
 
@@ -97,28 +98,29 @@ def _held_out(setup: Setup) -> list[Any]:
 
 def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
     """Read rates, targets, cost and code of a setup. Raises UserError for one that cannot be trained."""
-    with same_globals(), opened(setups, name, seed) as (own, shared, code):
-        batches = list(islice(_batch_stream(shared, seed), FIRST))
-        _, course, scale = _first_steps(own, batches, seed)
-        parts = fingerprint(own, batches)
-        dev = _held_out(shared)
-        if dev and own.loss is None:
-            _loss_of(own, own.model, dev[:1])
-        cost = cost_of(own.model, lambda model: own.loss_of(model, batches[0]), _tokens(scale))
-        content = hashlib.sha256(" ".join(parts.values()).encode())
-        for _, held in tensors_in(dev):
-            content.update(bytes_of(held))
+    with same_globals(), opened(setups, name, seed) as (setup, first_setup, code):
+        batches = list(islice(_batch_stream(first_setup, seed), FIRST))
+        _, course, scale = _first_steps(setup, batches, seed)
+        digests = fingerprint(setup, batches)
+        dev = _held_out(first_setup)
+        if dev and setup.loss is None:
+            _loss_of(setup, setup.model, dev[:1])  # whose error names what is missing, before any training
+        cost = cost_of(setup.model, lambda model: setup.loss_of(model, batches[0]), _tokens(scale))
+        content = hashlib.sha256(" ".join(digests.values()).encode())
+        for _, tensor in tensors_in(dev):
+            content.update(bytes_of(tensor))
+        optimizers = copied(setup)[1]
         return SetupFacts(
             course=course,
             scale=scale,
             digest=f"{code}.{content.hexdigest()}",
-            batches=parts["batches"],
+            batches=digests["batches"],
             cost=cost,
             held_out=len(dev),
-            kind=", ".join(type(one).__name__ for one in (unwrap(own.model), *copied(own)[1])),
-            device=next((p.device.type for p in own.model.parameters()), "cpu"),
-            planned_steps=own.declare.steps,
-            compiled=any(map(compiles, own.model.modules())),
+            kind=", ".join(type(part).__name__ for part in (unwrap(setup.model), *optimizers)),
+            device=next((p.device.type for p in setup.model.parameters()), "cpu"),
+            planned_steps=setup.declare.steps,
+            compiled=any(map(compiles, setup.model.modules())),
         )
 
 
@@ -127,33 +129,41 @@ def rehearse(config: Config, setups: Mapping[str, Any]) -> tuple[float, float, f
     it, a few steps, the held-out loss.
     """
     prepare_process(config.machine)
-    times, seed = [time.perf_counter()], config.seeds.init
+    seed = config.seeds.init
+    lap_began = time.perf_counter()
 
     def lap() -> float:
-        times.append(time.perf_counter())
-        return times[-1] - times[-2]
+        """Return the seconds since the last lap."""
+        nonlocal lap_began
+        seconds = time.perf_counter() - lap_began
+        lap_began += seconds
+        return seconds
 
-    with same_globals(), opened(setups, config.recipe, seed) as (own, shared, _):
-        opening, batches = lap(), list(islice(_batch_stream(shared, seed), FIRST))
+    with same_globals(), opened(setups, config.recipe, seed) as (setup, first_setup, _):
+        opening = lap()
+        batches = list(islice(_batch_stream(first_setup, seed), FIRST))
         drawing = lap()
-        seen, _, _ = _first_steps(own, batches, seed)
-        first, dev = lap(), _held_out(shared)
+        seen, _, _ = _first_steps(setup, batches, seed)
+        stepping = lap()
+        dev = _held_out(first_setup)
         reading = lap()
         if dev:
-            _loss_of(own, own.model, dev)
+            _loss_of(setup, setup.model, dev)
         validation = lap() / 2  # every second batch
     step = statistics.median(seen.seconds[1:] or seen.seconds)
     steps, every = config.train.steps, config.train.validate_every_steps
     training = steps * (step + drawing / FIRST) + (steps // every + 2) * validation
-    return step, validation, opening + first + reading + training
+    return step, validation, opening + stepping + reading + training
 
 
-def _first_steps(own: Setup, batches: Sequence[Any], seed: int) -> tuple[Training, Course, Scale]:
+def _first_steps(setup: Setup, batches: Sequence[Any], seed: int) -> tuple[Training, Course, Scale]:
     """Train a copy for a few steps at its own rates to read rates and targets."""
-    if own.optimizer is None:
+    if setup.optimizer is None:
         raise UserError("setup() has no optimizer; return one, as in optimizer=torch.optim.AdamW(…, lr=1e-3)")
-    seen = first_steps(own, batches, seed=seed, groups={})
-    return seen, read_course(own, seen), read_scale(own, batches[: FIRST // 2], math.inf, seen.losses[0])
+    seen = first_steps(setup, batches, seed=seed, groups={})
+    course = read_course(setup, seen)
+    scale = read_scale(setup, batches[: FIRST // 2], math.inf, seen.losses[0])
+    return seen, course, scale
 
 
 def _tokens(scale: Scale) -> int:
@@ -173,7 +183,7 @@ class _OwnRun:
 
     folder: RunFolder
     config: Config
-    own: Setup
+    setup: Setup
     scale: Scale
     factor: float
     """Of the setup's own rates, to have the largest one of the configuration."""
@@ -187,9 +197,9 @@ class _OwnRun:
     def train(self, batches: Iterator[Any]) -> None:
         """Train to the last step, or until a loss is not finite; leave the run done."""
         seen = train(
-            self.own,
+            self.setup,
             islice(batches, self.config.train.steps),
-            lambda _, own: [self.factor * rate for rate in own],
+            lambda _, rates: [self.factor * rate for rate in rates],
             seed=self.config.seeds.init,
             groups={},
             enough=self._after,
@@ -199,10 +209,13 @@ class _OwnRun:
         chosen_by, reported = self._scores(seen)
         self._write_dev(seen, chosen_by)
         write_json_atomic(self.folder.scores, {NLL.name: reported})
-        unigram, step = self.scale.unigram, len(seen.losses)
+        step = len(seen.losses)
+        unigram = math.inf  # by which no run counts as stuck
+        if self.scale.unigram is not None:
+            unigram = self.scale.unigram
         ended = outcome(
             self.rows,
-            unigram_entropy_nats=math.inf if unigram is None else unigram,  # then no run counts as stuck
+            unigram_entropy_nats=unigram,
             total_steps=self.config.train.steps,
             best_step=step,
             has_source=False,
@@ -230,10 +243,13 @@ class _OwnRun:
     def _log(self, seen: Training) -> None:
         step, loss = len(seen.losses), statistics.fmean(self.pending)
         self.pending.clear()
-        row = {"kind": "train", "step": step, "loss": loss, "nll": self.scale.nats(loss)}
+        row: Row = {"kind": "train", "step": step, "loss": loss, "nll": self.scale.nats(loss)}
         row["lr"] = self.factor * max(seen.rates.get(step - 1, [0.0]))
-        row |= {"tokens": step * tokens} if (tokens := _tokens(self.scale)) else {}
-        self._write({**row, "seconds": round(sum(seen.seconds), 3)})
+        tokens = _tokens(self.scale)
+        if tokens:
+            row["tokens"] = step * tokens
+        row["seconds"] = round(sum(seen.seconds), 3)
+        self._write(row)
 
     def _write_dev(self, seen: Training, nll: float) -> None:
         self._write({"kind": "dev", "step": len(seen.losses), "nll": nll, "seconds": sum(seen.seconds)})
@@ -246,15 +262,17 @@ class _OwnRun:
         """The loss that chooses a rate and the one that is reported, in nats if targets are known."""
         if self.dev:
             return self._nats(seen, self.dev[::2]), self._nats(seen, self.dev[1::2] or self.dev)
-        last = seen.losses[-max(2, math.ceil(ENDS * self.config.train.steps)) :]
-        return self.scale.nats(statistics.fmean(last[::2])), self.scale.nats(statistics.fmean(last[1::2]))
+        count = max(2, math.ceil(ENDS * self.config.train.steps))
+        last = seen.losses[-count:]
+        choosing, reported = statistics.fmean(last[::2]), statistics.fmean(last[1::2])
+        return self.scale.nats(choosing), self.scale.nats(reported)
 
     def _nats(self, seen: Training, batches: Sequence[Any]) -> float:
         assert seen.model is not None
-        return self.scale.nats(_loss_of(self.own, seen.model, batches))
+        return self.scale.nats(_loss_of(self.setup, seen.model, batches))
 
     def _report(self, state: State, seen: Training, **ended: Any) -> None:
-        device = next((p.device for p in unwrap(self.own.model).parameters()), torch.device("cpu"))
+        device = next((p.device for p in unwrap(self.setup.model).parameters()), torch.device("cpu"))
         so_far = {"step": len(seen.losses), "train_seconds": sum(seen.seconds)}
         self.folder.set_status(Status(state, hardware=hardware(device), **so_far, **ended))
 
@@ -274,7 +292,7 @@ def train_own(
     seed = config.seeds.init
     with folder.lock():
         prepare_process(config.machine)
-        with marked(folder), same_globals(), opened(setups, config.recipe, seed) as (own, shared, code):
+        with marked(folder), same_globals(), opened(setups, config.recipe, seed) as (setup, shared, code):
             if code != config.own_code.partition(".")[0]:
                 raise UserError(
                     f"the code of {config.recipe} has changed since the comparison began; type the same "
@@ -282,13 +300,19 @@ def train_own(
                 )
             batches = _batch_stream(shared, seed)
             first = list(islice(batches, FIRST))
-            _, course, scale = _first_steps(own, first, seed)
-            again = _repeat_command(config, setups)
-            RunFolder.create(folder.path, config, (metric_of(scale),), repeat=again)
-            folder.cut_rows(-1)
-            factor = config.optim.lr / course.rate
-            dev = _held_out(shared)
-            run = _OwnRun(folder, config, own, scale, factor, dev, stop or threading.Event())
+            _, course, scale = _first_steps(setup, first, seed)
+            repeat = _repeat_command(config, setups)
+            RunFolder.create(folder.path, config, (metric_of(scale),), repeat=repeat)
+            folder.cut_rows(-1)  # of a run that was interrupted
+            run = _OwnRun(
+                folder,
+                config,
+                setup,
+                scale,
+                factor=config.optim.lr / course.rate,
+                dev=_held_out(shared),
+                stop=stop or threading.Event(),
+            )
             run.train(chain(first, batches))
     return folder
 

@@ -35,17 +35,22 @@ def opened(setups: Mapping[str, Any], name: str, seed: int) -> Iterator[tuple[Se
     ``setups`` holds for each name a file, a function, or a Setup that can be made anew. Modules that a file
     imports from its own folder stay its own: another file may have others of the same name.
     """
-    before, first = set(sys.modules), next(iter(setups))
+    first = next(iter(setups))
+    modules_before = set(sys.modules)
+
+    def new_files() -> dict[str, Path]:
+        return _own_files(sys.modules.keys() - modules_before)
+
     try:
         with _made(setups[first], first, seed) as shared:
             if name == first:
-                yield shared, shared, _code(shared, setups[first], _own_files(sys.modules.keys() - before))
+                yield shared, shared, _code(shared, setups[first], new_files())
                 return
-            _forget(_own_files(sys.modules.keys() - before))
-            with _made(setups[name], name, seed) as own:
-                yield own, shared, _code(own, setups[name], _own_files(sys.modules.keys() - before))
+            _forget(new_files())
+            with _made(setups[name], name, seed) as setup:
+                yield setup, shared, _code(setup, setups[name], new_files())
     finally:
-        _forget(_own_files(sys.modules.keys() - before))
+        _forget(new_files())
 
 
 @contextmanager
@@ -58,8 +63,8 @@ def _made(value: Any, name: str, seed: int) -> Iterator[Setup]:
     with same_random_state(seed):
         setup = called(value, name, seed)
         if setup is value:
-            fresh = setup.make is not None and all(map(callable, [*setup.optimizers, setup.scheduler or len]))
-            if setup.make is None or not fresh:
+            parts = [*setup.optimizers] if setup.scheduler is None else [*setup.optimizers, setup.scheduler]
+            if setup.make is None or not all(map(callable, parts)):
                 raise UserError(
                     f"{name} is a Setup, and each seed needs a model and an optimizer of its own: give a "
                     "function that returns one, or make=, and functions as optimizer= and scheduler="
@@ -74,7 +79,8 @@ def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:
     """
     if not isinstance(value, str):
         parts = [value, setup.loss, setup.step, *map(type, setup.model.modules())]
-        files = _own_files({m for part in parts if (m := getattr(part, "__module__", None)) in sys.modules})
+        modules = {getattr(part, "__module__", None) for part in parts}
+        files = _own_files(module for module in modules if module in sys.modules)
     digest = hashlib.sha256()
     for content in sorted(file.read_bytes() for file in files.values()):
         digest.update(hashlib.sha256(content).digest())
@@ -84,10 +90,17 @@ def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:
 def _own_files(modules: Iterable[str]) -> dict[str, Path]:
     """Return the files of those modules that belong to no installed package."""
     places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    installed = [Path(place).resolve() for place in places] + [Path(__file__).resolve().parents[2]]
-    named = {name: getattr(sys.modules[name], "__file__", None) for name in modules}
-    files = {name: Path(file).resolve() for name, file in named.items() if file and Path(file).is_file()}
-    return {n: file for n, file in files.items() if not any(map(file.is_relative_to, installed))}
+    installed = [Path(place).resolve() for place in places]
+    installed.append(Path(__file__).resolve().parents[2])  # this package, wherever it lies
+    files: dict[str, Path] = {}
+    for name in modules:
+        given = getattr(sys.modules[name], "__file__", None)
+        if not given or not Path(given).is_file():
+            continue
+        file = Path(given).resolve()
+        if not any(map(file.is_relative_to, installed)):
+            files[name] = file
+    return files
 
 
 def _forget(modules: Iterable[str]) -> None:

@@ -42,13 +42,15 @@ class _MatrixView(NamedTuple):
 def _matrix_views(model: nn.Module) -> Iterator[_MatrixView]:
     """The matrices of all branches of a model whose parameters are whole."""
     parameters = list(model.parameters())
-    homes = {p.untyped_storage().data_ptr(): i for i, p in enumerate(parameters)}
+    # A matrix shares its memory with the parameter that packs it.
+    index_of = {p.untyped_storage().data_ptr(): i for i, p in enumerate(parameters)}
     for path, sublayer in model.named_modules():
-        if isinstance(sublayer, Sublayer) and isinstance(sublayer.f, Branch):
-            for kind, matrix in sublayer.f.matrices().items():
-                index = homes[matrix.untyped_storage().data_ptr()]
-                offset = int(matrix.storage_offset() - parameters[index].storage_offset())
-                yield _MatrixView(path, kind, index, matrix.shape, matrix.stride(), offset)
+        if not isinstance(sublayer, Sublayer) or not isinstance(sublayer.f, Branch):
+            continue
+        for kind, matrix in sublayer.f.matrices().items():
+            index = index_of[matrix.untyped_storage().data_ptr()]
+            offset = int(matrix.storage_offset() - parameters[index].storage_offset())
+            yield _MatrixView(path, kind, index, matrix.shape, matrix.stride(), offset)
 
 
 class Parallel(ABC):
@@ -91,7 +93,8 @@ class Parallel(ABC):
     @torch.no_grad()
     def state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
         """Whole weights by name, and the optimizer's tensors as ``<name>/<key>``, as in a single process."""
-        weights, moments = {name: b.cpu() for name, b in self.buffers.items()}, dict[str, Tensor]()
+        weights = {name: buffer.cpu() for name, buffer in self.buffers.items()}
+        moments: dict[str, Tensor] = {}
         for name, part in self.parts.items():
             weights[name] = self.whole(name, part.detach()).cpu()
             for key, value in optimizer.state[part].items():
@@ -145,10 +148,11 @@ class DDP(Parallel):
         super().__init__(model)
         self._plain = model
         ddp: Any = nn.parallel.DistributedDataParallel
-        # Buffers are tables, or count steps alike on all ranks: nothing to send. The older name warns.
+        # Buffers are tables, or count steps alike on all ranks: nothing to send. Newer versions of torch have
+        # the first of these options, and warn of the second.
         names = ("forward_sync_buffers", "broadcast_buffers")
-        unsent = next(name for name in names if name in inspect.signature(ddp).parameters)
-        self._ddp: nn.parallel.DistributedDataParallel = ddp(model, **{unsent: False})
+        option = next(name for name in names if name in inspect.signature(ddp).parameters)
+        self._ddp: nn.parallel.DistributedDataParallel = ddp(model, **{option: False})
         self._ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket))
         self.model = self._ddp
 
@@ -171,35 +175,29 @@ class FSDP(Parallel):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        if isinstance(model, TokenModel) and not model.constraint.by_entry:
-            raise UserError(
-                f"{model.constraint.name} scales whole vectors of weights, and --shard leaves a part of each "
-                "on every process; leave out --shard"
-            )
-
+        _require_entrywise(model, optimizer)
         super().__init__(model)
-        if any(group.get("use_muon") for group in optimizer.param_groups):
-            raise UserError(
-                "Muon steps whole matrices, and --shard leaves a part of each on every process; leave out "
-                "--shard, or choose an optimizer that treats every entry by itself, such as adamw"
-            )
-        whole, self._count = self.parts, count
+        whole_parameters = self.parts
+        self._count = count
         self._skeleton, self._hollow = _skeleton(model)
-        mesh = init_device_mesh(next(iter(whole.values())).device.type, (count,))
+        mesh = init_device_mesh(next(iter(whole_parameters.values())).device.type, (count,))
         for unit in shards(model):
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
+                module.set_gradient_divide_factor(1.0)  # the loss is divided already
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
         # Logits are a view, but nothing changes them in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         self._sharded: Any = model
-        self._cut: dict[str, Any] = dict(model.named_parameters())
-        self.parts = {name: nn.Parameter(p.detach().to_local()) for name, p in self._cut.items()}
+        self._sharded_parameters: dict[str, Any] = dict(model.named_parameters())
+        self.parts = {
+            name: nn.Parameter(p.detach().to_local()) for name, p in self._sharded_parameters.items()
+        }
         self._index = mesh.get_local_rank()
-        part_of = {whole[name]: part for name, part in self.parts.items()}
+        # The optimizer was built for whole parameters, and steps the parts instead.
+        part_of = {whole_parameters[name]: part for name, part in self.parts.items()}
         for group in optimizer.param_groups:
             group["params"] = [part_of[p] for p in group["params"]]
 
@@ -207,10 +205,11 @@ class FSDP(Parallel):
     def passing(self, *, last: bool) -> Generator[None]:
         self._sharded.set_requires_gradient_sync(last)
         yield
-        if last:
-            for name, cut in self._cut.items():
-                self.parts[name].grad = None if cut.grad is None else cut.grad.to_local()
-                cut.grad = None
+        if not last:
+            return
+        for name, sharded in self._sharded_parameters.items():
+            self.parts[name].grad = None if sharded.grad is None else sharded.grad.to_local()
+            sharded.grad = None
 
     def norms(self, parts: Sequence[Tensor]) -> Tensor:
         squares = norms_of(parts).square()
@@ -218,30 +217,35 @@ class FSDP(Parallel):
         return squares.sqrt()
 
     def shapes(self) -> dict[str, torch.Size]:
-        return super().shapes() | {name: cut.shape for name, cut in self._cut.items()}
+        sharded = self._sharded_parameters
+        return super().shapes() | {name: parameter.shape for name, parameter in sharded.items()}
 
     def whole(self, name: str, part: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor
 
         if part.shape != self.parts[name].shape:  # a step count is the same for every part
             return part
-        cut = self._cut[name]
+        sharded = self._sharded_parameters[name]
         return DTensor.from_local(
-            part.detach(), cut.device_mesh, cut.placements, shape=cut.shape, stride=cut.stride()
+            part.detach(),
+            sharded.device_mesh,
+            sharded.placements,
+            shape=sharded.shape,
+            stride=sharded.stride(),
         ).full_tensor()
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        if whole.shape != self._cut[name].shape or not whole.dim():
+        if whole.shape != self._sharded_parameters[name].shape or not whole.dim():
             return whole
         chunks = whole.chunk(self._count)
-        return chunks[self._index] if self._index < len(chunks) else whole[:0]
+        return chunks[self._index] if self._index < len(chunks) else whole[:0]  # fewer rows than ranks
 
     @torch.no_grad()
     def plain(self) -> nn.Module:
-        memo = {
-            id(hollow): nn.Parameter(self.whole(name, self.parts[name].detach()))
-            for name, hollow in self._hollow.items()
-        }
+        # A deep copy takes what its memo holds for an object instead of copying the object.
+        memo: dict[int, Any] = {}
+        for name, hollow in self._hollow.items():
+            memo[id(hollow)] = nn.Parameter(self.whole(name, self.parts[name].detach()))
         return copy.deepcopy(self._skeleton, memo)
 
     def scaler(self, device: torch.device, *, enabled: bool) -> torch.amp.GradScaler:
@@ -250,14 +254,30 @@ class FSDP(Parallel):
         return ShardedGradScaler(device.type, enabled=enabled, process_group=distributed.group.WORLD)
 
 
+def _require_entrywise(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UserError if a part of a parameter cannot be stepped by itself."""
+    if isinstance(model, TokenModel) and not model.constraint.by_entry:
+        raise UserError(
+            f"{model.constraint.name} scales whole vectors of weights, and --shard leaves a part of each "
+            "on every process; leave out --shard"
+        )
+    if any(group.get("use_muon") for group in optimizer.param_groups):
+        raise UserError(
+            "Muon steps whole matrices, and --shard leaves a part of each on every process; leave out "
+            "--shard, or choose an optimizer that treats every entry by itself, such as adamw"
+        )
+
+
 def _skeleton(model: nn.Module) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    parameters = dict(model.named_parameters())
-    hollow = {
-        n: nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for n, p in parameters.items()
-    }
-    held = {id(p): hollow[name] for name, p in parameters.items()}
-    counted = {id(b): b for b in saved_buffers(model).values()}  # kept up to date in both
-    return copy.deepcopy(model, held | counted), hollow
+    """Return a copy of a model whose parameters have no memory, and these parameters by name."""
+    hollow: dict[str, nn.Parameter] = {}
+    memo: dict[int, Any] = {}
+    for name, p in model.named_parameters():
+        hollow[name] = nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
+        memo[id(p)] = hollow[name]
+    for buffer in saved_buffers(model).values():  # shared, so that both are up to date
+        memo[id(buffer)] = buffer
+    return copy.deepcopy(model, memo), hollow
 
 
 def _sum(bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:

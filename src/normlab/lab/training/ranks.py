@@ -107,10 +107,11 @@ class Ranks:
         """The main rank's results; None says that it failed. They travel as JSON, which executes no code."""
         if self.count == 1:
             return results
-        content = torch.tensor(list(json.dumps(results).encode()) if self.main else [], dtype=torch.uint8)
+        sent = json.dumps(results).encode() if self.main else b""
+        content = torch.tensor(list(sent), dtype=torch.uint8)
         length = torch.tensor(len(content))
         distributed.broadcast(length, 0, group=self.patient)
-        content.resize_(int(length))
+        content.resize_(int(length))  # the other ranks receive into as much room
         distributed.broadcast(content, 0, group=self.patient)
         return json.loads(bytes(content.tolist()))
 
@@ -131,14 +132,15 @@ def leads() -> bool:
 def check_share(grad_accum_steps: int) -> None:
     """Raise UserError unless every rank gets the same number of a step's micro-batches."""
     count = _world()
-    if grad_accum_steps % count:
-        above = -(-grad_accum_steps // count) * count
-        fewer = max(n for n in range(1, min(count, grad_accum_steps) + 1) if grad_accum_steps % n == 0)
-        raise UserError(
-            f"grad_accum_steps is {grad_accum_steps}, and {count} processes cannot share "
-            f"the micro-batches of a step equally; type --grad-accum-steps {above}, or torchrun "
-            f"--nproc-per-node {fewer}"
-        )
+    if grad_accum_steps % count == 0:
+        return
+    next_multiple = -(-grad_accum_steps // count) * count
+    divisors = [n for n in range(1, min(count, grad_accum_steps) + 1) if grad_accum_steps % n == 0]
+    raise UserError(
+        f"grad_accum_steps is {grad_accum_steps}, and {count} processes cannot share "
+        f"the micro-batches of a step equally; type --grad-accum-steps {next_multiple}, or torchrun "
+        f"--nproc-per-node {max(divisors)}"
+    )
 
 
 @contextmanager
@@ -152,24 +154,26 @@ def join_processes(device: torch.device) -> Generator[tuple[Ranks, torch.device]
     if count == 1:
         yield SINGLE_PROCESS, device
         return
-    device = _own(device)
-    owner = not distributed.is_initialized()
-    if owner:
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        bound = device if device.type == "cuda" else None
-        distributed.init_process_group(backend, timeout=STEP_TIMEOUT, device_id=bound)
+    device = _device_of_rank(device)
+    owns_group = not distributed.is_initialized()
+    if owns_group:
+        on_gpu = device.type == "cuda"
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        device_id = device if on_gpu else None
+        distributed.init_process_group(backend, timeout=STEP_TIMEOUT, device_id=device_id)
     patient: Any = distributed.new_group(backend="gloo", timeout=TASK_TIMEOUT)
     try:
         yield Ranks(distributed.get_rank(), distributed.get_world_size(), patient), device
     except Exception:
-        owner = False  # the others may be anywhere: leaving the group could take forever
+        owns_group = False  # the others may be anywhere: leaving the group could take forever
         raise
     finally:
-        if owner:
+        if owns_group:
             distributed.destroy_process_group()
 
 
-def _own(device: torch.device) -> torch.device:
+def _device_of_rank(device: torch.device) -> torch.device:
+    """Return the GPU of this process, or the CPU."""
     if device.type != "cuda":
         return device
     if device.index is not None:
@@ -177,11 +181,11 @@ def _own(device: torch.device) -> torch.device:
             f"the device {device} was asked for, and each of {_world()} processes needs one of its own; "
             "type --device cuda"
         )
-    local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= there:
+    local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= gpus:
         raise UserError(
-            f"process {local + 1} of this machine finds no GPU, there are {there}; "
-            f"type torchrun --nproc-per-node {there}"
+            f"process {local + 1} of this machine finds no GPU, there are {gpus}; "
+            f"type torchrun --nproc-per-node {gpus}"
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)

@@ -41,8 +41,12 @@ class Ray(Backend):
         """Return one thread for each run, and as many runs as the nodes' CPUs or GPUs have room for."""
         connect()
         threads, on_gpu = machine.threads or 1, machine.device.startswith("cuda")
-        living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        room = sum(int(has.get("GPU", 0)) if on_gpu else int(has.get("CPU", 0) // threads) for has in living)
+        room = 0
+        for node in ray.nodes():
+            if not node["Alive"]:
+                continue
+            resources = node["Resources"]
+            room += int(resources.get("GPU", 0) if on_gpu else resources.get("CPU", 0) // threads)
         return jobs or max(1, room), threads
 
     def start(self, root: Path) -> Worker:
@@ -92,16 +96,20 @@ class _OnRay(Worker):
 
     def train(self, config: Config) -> str:
         """Train as a ``Worker`` does. Raises UserError if the node cannot train as this machine would."""
-        cpus, gpus = config.machine.threads or 1, float(config.machine.device.startswith("cuda"))
-        wanted = {"num_cpus": cpus, "num_gpus": gpus, "max_concurrency": 2}
         sent = {name: os.environ[name] for name in SENT if name in os.environ}
         actor: Any = ray.remote(Host)
-        host = actor.options(**wanted, max_restarts=0).remote(self.root, Path.cwd(), sent)
+        host = actor.options(
+            num_cpus=config.machine.threads or 1,
+            num_gpus=1.0 if config.machine.device.startswith("cuda") else 0.0,
+            max_concurrency=2,  # so that it can be interrupted while it trains
+            max_restarts=0,
+        ).remote(self.root, Path.cwd(), sent)
         try:
             with tempfile.NamedTemporaryFile(prefix=".shared-", dir=self.root) as mark:
-                asked = host.refusal.remote(mark.name, to_json(config), run_id(config))
-                if refused := self._wait(asked, self._give_up):
-                    raise UserError(refused)
+                answer = host.refusal.remote(mark.name, to_json(config), run_id(config))
+                refusal = self._wait(answer, self._give_up)
+            if refusal:
+                raise UserError(refusal)
             answered, reply = self._wait(host.train.remote(to_json(config)), host.interrupt.remote)
         except RayError as error:
             lines = str(error).strip().splitlines()
@@ -116,6 +124,7 @@ class _OnRay(Worker):
         self._stopped.set()
 
     def _wait(self, answer: Any, stop: Callable[[], object]) -> Any:
+        """Wait for an answer; call ``stop`` again and again once this worker is interrupted."""
         while not ray.wait([answer], timeout=_POLL_SECONDS)[0]:
             if self._stopped.is_set():
                 stop()
@@ -136,18 +145,18 @@ class Host:
         self._lock, self._stopped = threading.Lock(), False
         self._process: Process | None = None
 
-    def refusal(self, mark: str, asked: str, run: str) -> str:
+    def refusal(self, mark: str, config: str, run: str) -> str:
         """Return why this node cannot train a run as the process that asks for it would; empty if it can."""
         node = f"the node {socket.gethostname()} of the Ray cluster"
         if not Path(mark).exists():
             return f"{node} does not see {self._root}; put the runs on a file system that all nodes share"
         if not self._cwd.is_dir():
             return f"{node} has no {self._cwd}; type the command in a folder that all nodes share"
-        if run_id(from_json(Config, asked)) != run:
+        if run_id(from_json(Config, config)) != run:
             return f"{node} has another version of normlab; install the same one on all nodes"
         return ""
 
-    def train(self, asked: str) -> tuple[bool, str]:
+    def train(self, config: str) -> tuple[bool, str]:
         """Return whether the worker process answered, and its answer or how it ended."""
         with self._lock:
             environment = {**os.environ, **self._sent}
@@ -155,7 +164,7 @@ class Host:
             if self._stopped:
                 process.interrupt()
         try:
-            return True, process.train(from_json(Config, asked))
+            return True, process.train(from_json(Config, config))
         except DiedError as died:
             return False, str(died)
         finally:

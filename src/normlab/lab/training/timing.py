@@ -29,7 +29,7 @@ from normlab.lab.tasks import TASKS
 from normlab.lab.tasks.task import Prepared
 from normlab.lab.training.devices import autocast, prepare_process
 from normlab.lab.training.jobs import usable_cores
-from normlab.lab.training.train import Run
+from normlab.lab.training.run import Run
 from normlab.lab.training.trainer import Trainer, load_task
 
 
@@ -45,9 +45,10 @@ class Seconds:
     start: float = 0.0
 
     @classmethod
-    def mean(cls, every: Sequence[Seconds]) -> Seconds:
+    def mean(cls, measurements: Sequence[Seconds]) -> Seconds:
         """Return the means of several measurements."""
-        return cls(*map(statistics.mean, zip(*map(astuple, every), strict=True)))
+        columns = zip(*map(astuple, measurements), strict=True)
+        return cls(*map(statistics.mean, columns))
 
 
 def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
@@ -72,23 +73,24 @@ def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
         RunFolder.create(folder.path, probed, task.metrics)
         with closing(Run(trainer, folder)) as run:
             begin = seconds(run.resume)
-            *plain, with_probes = [seconds(run.step) for _ in range(steps + 3)]
-            row, checkpoint = seconds(run.rows.flush), seconds(lambda: run.checkpoint("running"))
+            step_times = [seconds(run.step) for _ in range(steps + 3)]
+            row = seconds(run.rows.flush)
+            checkpoint = seconds(lambda: run.checkpoint("running"))
         trainer.model.eval()
         with autocast(device, train.precision):
             validation, test = task.rehearse(trainer.model)
-    step = statistics.median(plain[2:])
+    *unprobed, with_probes = step_times[2:]  # two to warm up, the first of them with probes
+    step = statistics.median(unprobed)
     probing = (with_probes - step) / machine.probe_every_steps if machine.probes else 0.0
     validations = -(-train.steps // train.validate_every_steps)
     checkpoints = train.steps // machine.checkpoint_every_steps + 1
-    parts = (
-        begin,
-        train.steps * (step + probing + row / machine.log_every_steps),
-        validations * (validation + checkpoint),
-        checkpoints * checkpoint,
-        test * (2 if train.average_last else 1),
-    )
-    return Seconds(step, validation, sum(parts))
+    tests = 2 if train.average_last else 1
+    total = begin
+    total += train.steps * (step + probing + row / machine.log_every_steps)
+    total += validations * (validation + checkpoint)
+    total += checkpoints * checkpoint
+    total += tests * test
+    return Seconds(step, validation, total)
 
 
 def measure_side_by_side(
@@ -102,45 +104,51 @@ def measure_side_by_side(
     """
     jobs = min(jobs, usable_cores())
     rounds = -(-len(configs) // jobs)
-    asked = [configs[i % len(configs)] for i in range(rounds * jobs)]
+    measured = [configs[i % len(configs)] for i in range(rounds * jobs)]
     with ThreadPoolExecutor(jobs) as threads:
-        found = list(threads.map(lambda config: _in_process(config, root, setups), asked))
-    return Seconds.mean(found)
+        times = list(threads.map(lambda config: _in_process(config, root, setups), measured))
+    return Seconds.mean(times)
 
 
 def _in_process(config: Config, root: Path, setups: Sequence[str]) -> Seconds:
     command = [sys.executable, "-P", "-m", "normlab.lab.training.timing", str(root), *setups]
     began = time.time()
     answer = subprocess.run(command, input=to_json(config), stdout=subprocess.PIPE, text=True, check=True)
-    found = json.loads(answer.stdout)
-    if "refused" in found:
-        raise UserError(found["refused"])
-    return Seconds(**{**found, "start": found["start"] - began})
+    fields = json.loads(answer.stdout)
+    if "refused" in fields:
+        raise UserError(fields["refused"])
+    seconds = Seconds(**fields)
+    return replace(seconds, start=seconds.start - began)  # the process says when it was ready
 
 
 def main() -> None:
     """Read a configuration from standard input and write its seconds, with the time at which this started."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # whatever is printed goes to standard error, and the answer alone to standard output
     load_plugins()
-    start, began = time.time(), time.perf_counter()
+    ready = time.time()
     config, (root, *setups) = from_json(Config, sys.stdin.read()), sys.argv[1:]
     try:
-        if setups:
-            from normlab.lab.training.own_runs import rehearse
-            from normlab.lab.training.own_setups import files_of
-
-            found = Seconds(*rehearse(config, files_of(setups)))
-        else:
-            task = load_task(config, Path(root))
-            loading = time.perf_counter() - began
-            found = measure(task.config, task.corpus)
-            found = replace(found, run=found.run + loading)
-        answer = asdict(replace(found, start=start))
+        seconds = _measured(config, Path(root), setups)
+        answer: dict[str, Any] = asdict(replace(seconds, start=ready))
     except UserError as error:
         answer = {"refused": str(error)}
     with answers:
         json.dump(answer, answers)
+
+
+def _measured(config: Config, root: Path, setups: Sequence[str]) -> Seconds:
+    """Measure a run of one of the user's setups, or of a recipe with the time that its data takes to load."""
+    if setups:
+        from normlab.lab.training.own_runs import rehearse
+        from normlab.lab.training.own_setups import files_of
+
+        return Seconds(*rehearse(config, files_of(setups)))
+    began = time.perf_counter()
+    task = load_task(config, root)
+    loading = time.perf_counter() - began
+    seconds = measure(task.config, task.corpus)
+    return replace(seconds, run=seconds.run + loading)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from normlab.base.model_config import derive
 from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.lab.config import Config
-from normlab.lab.data.batches import Prefetch
+from normlab.lab.data.prefetch import Prefetch
 from normlab.lab.tasks import TASKS
 from normlab.lab.tasks.task import LossSum, Task
 from normlab.lab.training.checkpoint import State
@@ -81,38 +81,46 @@ class Trainer:
 
     def step(self, watch: Watch = lambda step, micro_batch: nullcontext()) -> StepRecord:
         """Do one optimizer step over the micro-batches of the global batch."""
-        config, p = self.config, self.progress
-        p.step += 1
-        first = (p.step - 1) * config.train.grad_accum_steps
-        mine = self.ranks.share(config.train.grad_accum_steps)
-        batches = [self.batches.at(first + i) for i in mine]
+        config, progress = self.config, self.progress
+        progress.step += 1
+        first = (progress.step - 1) * config.train.grad_accum_steps
+        share = self.ranks.share(config.train.grad_accum_steps)
+        batches = [self.batches.at(first + i) for i in share]
         tokens, padded_tokens = self.ranks.total(
-            sum(b.tokens for b in batches), sum(b.padded_tokens for b in batches)
+            sum(batch.tokens for batch in batches), sum(batch.padded_tokens for batch in batches)
         )
         self.parallel.model.train()
         loss = nll = torch.zeros((), device=self.device)
-        for i, batch in zip(mine, batches, strict=True):
-            torch.manual_seed(derive(config.seeds.dropout, "dropout", p.step, i))
-            with watch(p.step, i), self.parallel.passing(last=i == mine[-1]):
+        for i, batch in zip(share, batches, strict=True):
+            torch.manual_seed(derive(config.seeds.dropout, "dropout", progress.step, i))
+            with watch(progress.step, i), self.parallel.passing(last=i == share[-1]):
                 with autocast(self.device, config.train.precision):
                     sums = (self.compiled or self.task.loss)(self.parallel.model, batch)
                 self.scaling.scale(sums.loss / tokens).backward()
-            loss, nll = loss + sums.loss.detach(), nll + sums.nll
+            loss = loss + sums.loss.detach()
+            nll = nll + sums.nll
         loss, nll = self.ranks.sum(torch.stack([loss, nll]))
         lr, norm, gradients, updates = self._update()
-        p.tokens += tokens
-        p.padded_tokens += padded_tokens
+        progress.tokens += tokens
+        progress.padded_tokens += padded_tokens
         return StepRecord(
-            p.step, lr, loss / tokens, self.meter.names, gradients, updates, nll=nll / tokens, norm=norm
+            progress.step,
+            lr,
+            loss / tokens,
+            self.meter.names,
+            gradients,
+            updates,
+            nll=nll / tokens,
+            norm=norm,
         )
 
     def note_scores(self, scores: Mapping[str, float]) -> bool:
         """Record dev scores; return whether they are the best so far."""
-        p, best = self.progress, self._is_best(scores)
-        p.val_decay = p.val_decay.after(p.step, self.config.optim, improved=best)
-        p.waited = 0 if best else p.waited + 1
+        progress, best = self.progress, self._is_best(scores)
+        progress.val_decay = progress.val_decay.after(progress.step, self.config.optim, improved=best)
+        progress.waited = 0 if best else progress.waited + 1
         if best:
-            p.best_step, p.best_dev = p.step, dict(scores)
+            progress.best_step, progress.best_dev = progress.step, dict(scores)
         return best
 
     def dev_scores(self, model: nn.Module) -> dict[str, float]:
@@ -164,7 +172,7 @@ class Trainer:
         norm = self._clip(gradients)
         lr = self.progress.learning_rate(self.config)
         set_rate(self.optimizer, lr)
-        self.meter.before()
+        self.meter.before()  # after clipping, right before the weights move
         norm = self.scaling.step(self.optimizer, norm)
         after_step(self.model)
         updates = self.meter.after()
@@ -172,20 +180,26 @@ class Trainer:
         return lr, norm, gradients, updates
 
     def _clip(self, gradients: Tensor) -> Tensor:
+        """Clip the gradients that are clipped together; return the norm of all before that."""
         norm = torch.linalg.vector_norm(gradients)
         largest = self.config.optim.max_grad_norm
+        if not largest:
+            return norm
         parts = list(self.parallel.parts.values())
-        for own in self.clipped if largest else ():
-            of_own = norm if len(own) == len(parts) else torch.linalg.vector_norm(gradients[own])
-            nn.utils.clip_grads_with_norm_([parts[i] for i in own], largest, of_own)
+        for indices in self.clipped:
+            all_together = len(indices) == len(parts)
+            norm_of_these = norm if all_together else torch.linalg.vector_norm(gradients[indices])
+            nn.utils.clip_grads_with_norm_([parts[i] for i in indices], largest, norm_of_these)
         return norm
 
     def _is_best(self, scores: Mapping[str, float]) -> bool:
         """Compare by the metric that decides; if it is equal, by the negative log-likelihood."""
-        p = self.progress
-        if p.best_step is None:
+        if self.progress.best_step is None:
             return True
         metrics = self.task.metrics_on(self.task.corpus)
-        decides = (selection_metric(metrics, self.config.train.best_by), NLL)
-        now, then = ([m.sort_key(of.get(m.name)) for m in decides] for of in (scores, p.best_dev))
-        return now > then
+        deciding = (selection_metric(metrics, self.config.train.best_by), NLL)
+
+        def sort_key(scores: Mapping[str, float]) -> list[float]:
+            return [metric.sort_key(scores.get(metric.name)) for metric in deciding]
+
+        return sort_key(scores) > sort_key(self.progress.best_dev)

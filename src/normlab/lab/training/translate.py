@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,8 +20,9 @@ from normlab.lab.data.tokenizer import EOS, Tokenizer
 from normlab.lab.data.vocabulary import load
 from normlab.lab.runs.folder import RunFolder
 from normlab.lab.tasks.language_model import LanguageModel
+from normlab.lab.tasks.search import Candidate, n_best_lines
 from normlab.lab.tasks.task import build_model, choice_of
-from normlab.lab.tasks.translation import Candidate, Translation, n_best_lines
+from normlab.lab.tasks.translation import Translation
 from normlab.lab.training.checkpoint import load_checkpoint
 from normlab.lab.training.devices import autocast, prepare_process
 from normlab.lab.training.weights import Weights, weights_of
@@ -101,7 +101,8 @@ def translation_of(folder: RunFolder) -> Config:
 
 def _require_finite(model: nn.Module, checkpoint: Path) -> None:
     for name, weights in model.named_parameters():
-        if bad := int((~weights.detach().isfinite()).sum()):
+        bad = int((~weights.detach().isfinite()).sum())
+        if bad:
             raise UserError(
                 f"nothing can be translated with {checkpoint}: {count(bad, 'value')} of {name} "
                 f"{'is' if bad == 1 else 'are'} infinite or not a number; choose other weights with "
@@ -111,18 +112,21 @@ def _require_finite(model: nn.Module, checkpoint: Path) -> None:
 
 def _target_vocab(path: Path, entries: int) -> Tensor:
     """Read the mask `[V]` of the vocabulary entries that a target may contain."""
-    why, types = f"it is not an array of {entries} truth values", None
     try:
-        types = np.load(path, allow_pickle=False)
+        mask = np.load(path, allow_pickle=False)
     except FileNotFoundError:
-        why = "it is missing"
+        raise _damaged(path, "it is missing") from None
     except (ValueError, EOFError) as error:
-        why = str(error)
-    if isinstance(types, np.ndarray) and types.dtype == bool and types.shape == (entries,):
-        if types.any():
-            return torch.from_numpy(types)
-        why = "it rules out every entry"
-    raise UserError(f"{path} is damaged ({why}); bring back the file that the model was trained with")
+        raise _damaged(path, str(error)) from error
+    if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (entries,):
+        raise _damaged(path, f"it is not an array of {entries} truth values")
+    if not mask.any():
+        raise _damaged(path, "it rules out every entry")
+    return torch.from_numpy(mask)
+
+
+def _damaged(path: Path, why: str) -> UserError:
+    return UserError(f"{path} is damaged ({why}); bring back the file that the model was trained with")
 
 
 @validated
@@ -150,7 +154,8 @@ def sample(
         )
     device = prepare_process(config.machine)
     model, tokenizer, _ = model_of(Decoder, folder, weights)
-    window, longest = window or config.data.block_len, model.position_encoding.longest
+    window = window or config.data.block_len
+    longest = model.position_encoding.longest
     if longest is not None and window > longest:
         raise UserError(
             f"--window is {window}, and the model has {longest} positions; type at most {longest}"
@@ -166,7 +171,9 @@ def model_of(
     kind: type[Model], folder: RunFolder, weights: str | int = ""
 ) -> tuple[Model, Tokenizer, Weights]:
     """Return a run's model with the given weights, its tokenizer, and which weights they are."""
-    config, tokenizer, chosen = folder.config(), load(folder.tokenizer), weights_of(folder, weights)
+    config = folder.config()
+    tokenizer = load(folder.tokenizer)
+    chosen = weights_of(folder, weights)
     model = build_model(kind, config.model, tokenizer.vocab_size, config.seeds.init).eval()
     load_checkpoint(chosen.path, model, run=folder.id())
     return model, tokenizer, chosen
@@ -178,8 +185,11 @@ def prompt_of(tokenizer: Tokenizer, text: str) -> list[int]:
     A tokenizer that takes text verbatim has tokens for the ends of lines; with any other, an EOS ends each
     line but the last, which the model continues.
     """
-    lines = tokenizer.encode([text] if tokenizer.verbatim else text.split("\n"))
-    return [EOS, *chain.from_iterable([*line, EOS] for line in lines[:-1]), *lines[-1]]
+    *ended, last = tokenizer.encode([text] if tokenizer.verbatim else text.split("\n"))
+    ids = [EOS]
+    for line in ended:
+        ids += [*line, EOS]
+    return ids + last
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

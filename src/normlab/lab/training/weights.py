@@ -63,8 +63,14 @@ class Ema:
                     optimizer.state[p][EMA] = p.detach().clone()
 
     def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
-        held = [(p.detach(), state[EMA]) for p, state in self._optimizer.state.items() if EMA in state]
-        return [w for w, _ in held], [mean for _, mean in held]
+        """Return the weights that have an average, and the averages."""
+        weights: list[Tensor] = []
+        means: list[Tensor] = []
+        for p, state in self._optimizer.state.items():
+            if EMA in state:
+                weights.append(p.detach())
+                means.append(state[EMA])
+        return weights, means
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -77,8 +83,9 @@ class Ema:
 
 def kept_steps(folder: RunFolder) -> list[int]:
     """Return the steps whose weights were kept, in order."""
-    there = folder.steps.iterdir() if folder.steps.is_dir() else ()
-    names = {path.name.removesuffix(".new") for path in there}
+    if not folder.steps.is_dir():
+        return []
+    names = {path.name.removesuffix(".new") for path in folder.steps.iterdir()}
     return sorted(int(name) for name in names if name.isdecimal() and has_checkpoint(folder.steps / name))
 
 
@@ -123,9 +130,9 @@ def checkpoint_of(folder: RunFolder, weights: str | int = "") -> Path:
         steps = kept_steps(folder)
         if weights in steps:
             return folder.steps / str(weights)
-        there = f"there are steps {', '.join(map(str, steps))}" if steps else "none were kept"
+        known = f"there are steps {', '.join(map(str, steps))}" if steps else "none were kept"
         raise FileNotFoundError(
-            f"the run {folder.path} keeps no weights of step {weights}; {there}; train one with "
+            f"the run {folder.path} keeps no weights of step {weights}; {known}; train one with "
             "--keep-checkpoints log, all or 10,50, and in another --out: a run that is done is not done again"
         )
     name = weights or _tested_name(folder)
@@ -167,10 +174,12 @@ class InitialWeights:
             "not in that run": self.not_there,
             "not in this run": self.left_over,
         }
-        return (
-            f"starts from the {self.weights} weights of {self.run}: {count(len(self.taken), 'tensor')} taken"
-            + "".join(f"; {words}: {', '.join(names)}" for words, names in missed.items() if names)
-        )
+        sentence = f"starts from the {self.weights} weights of {self.run}"
+        sentence += f": {count(len(self.taken), 'tensor')} taken"
+        for words, names in missed.items():
+            if names:
+                sentence += f"; {words}: {', '.join(names)}"
+        return sentence
 
 
 def with_start(config: Config, root: Path) -> Config:
@@ -196,11 +205,13 @@ def load_initial_weights(model: Parallel, task: Task[Any, Any, Any]) -> InitialW
     Raises UserError if the tokenizers differ, if nothing matches or something that the task needs does not,
     and if the weights no longer have the digest ``train.init_digest``; FileNotFoundError if they are gone.
     """
-    train, shapes = task.config.train, model.shapes()
+    train = task.config.train
+    shapes = model.shapes()
     folder = RunFolder(train.init_from)
     _require_same_tokenizer(folder, task.corpus)
     given = _tested_weights(folder)
-    if (now := digest(given)) != train.init_digest:
+    now = digest(given)
+    if now != train.init_digest:
         raise UserError(
             f"the weights of {folder.path} have the digest {now}, and this run starts from "
             f"{train.init_digest}; bring those back, or start another run from what is there: "
@@ -244,9 +255,9 @@ def _require_exact(about: InitialWeights, task: Task[Any, Any, Any], folder: Run
 
 def _require_same_tokenizer(folder: RunFolder, corpus: Prepared) -> None:
     with TemporaryDirectory() as scratch:
-        own = Path(scratch) / folder.tokenizer.name
-        corpus.tokenizer.save(own)
-        if own.read_bytes() != folder.tokenizer.read_bytes():
+        file = Path(scratch) / folder.tokenizer.name
+        corpus.tokenizer.save(file)
+        if file.read_bytes() != folder.tokenizer.read_bytes():
             raise UserError(
                 f"{folder.path} was trained with another tokenizer, so its embeddings are of other pieces; "
                 f"type --tokenizer {folder.tokenizer}, or leave out --init-from"

@@ -39,7 +39,7 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
     for name, (sublayer, _) in profiled.items():
         hooks.append(sublayer.register_forward_pre_hook(partial(pass_.before, name), with_kwargs=True))
         hooks.append(sublayer.f.register_forward_hook(partial(pass_.after, sublayer), with_kwargs=True))
-    kept = [(p, p.clone()) for _, place in profiled.values() for p in place.parameters()]
+    before = [(p, p.clone()) for _, place in profiled.values() for p in place.parameters()]
     for _, place in profiled.values():
         place.init_(1.0)  # an initialised model is profiled like a new one
     try:
@@ -49,7 +49,7 @@ def profile_(model: nn.Module, forward: Callable[[], Any]) -> dict[str, float]:
         if missed:
             raise UserError(f"the profiling pass did not run {sorted(missed)}; give it a batch that does")
     except BaseException:
-        for parameter, value in kept:
+        for parameter, value in before:
             parameter.copy_(value)
         raise
     finally:
@@ -68,7 +68,9 @@ def admin_(model: nn.Module, batch: Any) -> dict[str, float]:
     """
     if isinstance(batch, Mapping):
         return profile_(model, lambda: model(**batch))
-    return profile_(model, lambda: model(*batch) if isinstance(batch, (tuple, list)) else model(batch))
+    if isinstance(batch, (tuple, list)):
+        return profile_(model, lambda: model(*batch))
+    return profile_(model, lambda: model(batch))
 
 
 class _ProfilingPass:

@@ -187,10 +187,13 @@ class TruncatedNormal(Normal, name="truncnormal"):
 
 def _no_gradient(config: ModelConfig) -> str | None:
     """Return the reason why outputs that are initially 0 would stay 0, or None."""
-    encoder = [config.encoder_placement] * bool(config.encoder_layers)
-    places = encoder + [config.decoder_placement] * bool(config.decoder_layers)
-    if silent := [name for name in places if Placement.registry[name].silent]:
-        return f"outputs and {silent[0]}'s factor on them would both be 0, and neither gets a gradient"
+    stacks = (
+        (config.encoder_layers, config.encoder_placement),
+        (config.decoder_layers, config.decoder_placement),
+    )
+    for layers, name in stacks:
+        if layers and Placement.registry[name].silent:
+            return f"outputs and {name}'s factor on them would both be 0, and neither gets a gradient"
     return None
 
 
@@ -240,11 +243,16 @@ class NanochatStart(Scheme, name="nanochatstart"):
 
     @staticmethod
     def fill_(weight: Tensor, matrix: str, gain: float, generator: torch.Generator) -> None:
-        if std := NanochatStart.TABLES.get(matrix):
-            weight.normal_(0.0, gain * std, generator=generator)
+        if matrix in NanochatStart.TABLES:
+            weight.normal_(0.0, gain * NanochatStart.TABLES[matrix], generator=generator)
             return
-        std = 0.0 if matrix in LAST else 0.4 if matrix.startswith("ffn") else 1.0
-        bound = 3**0.5 * gain * std * weight.shape[1] ** -0.5
+        if matrix in LAST:
+            std = 0.0
+        elif matrix.startswith("ffn"):
+            std = 0.4
+        else:
+            std = 1.0
+        bound = 3**0.5 * gain * std * weight.shape[1] ** -0.5  # a uniform draw deviates by bound / sqrt(3)
         weight.uniform_(-bound, bound, generator=generator)
 
     @classmethod
@@ -268,25 +276,23 @@ def initialise_(model: nn.Module, scheme: str, seed: int) -> None:
     sublayers = [m for m in model.modules() if isinstance(m, Sublayer)]
     for sublayer in sublayers:
         _fill_branch_(sublayer, chosen, seed)
-    gains = [(s.place.embedding_gain(s.site), s.place.classifier_gain(s.site)) for s in sublayers]
-    embedding_gain, classifier_gain = (min(column) for column in zip(*gains or [(1.0, 1.0)], strict=True))
+    embedding_gain = min((s.place.embedding_gain(s.site) for s in sublayers), default=1.0)
+    classifier_gain = min((s.place.classifier_gain(s.site) for s in sublayers), default=1.0)
+    gains = {"embedding": embedding_gain, "unembedding": classifier_gain, "positions": 1.0}
     for path, module in model.named_modules():
-        own = (1,) if path.startswith("source.") else ()  # an encoder's own tables are drawn separately
+        keys = (1,) if path.startswith("source.") else ()  # an encoder's own tables are drawn separately
         if isinstance(module, Embedding):
-            generator = _generator(module.weight, derive(seed, "init.embedding", *own))
+            generator = _generator(module.weight, derive(seed, "init.embedding", *keys))
             module.init_(generator, gain=embedding_gain, classifier_gain=classifier_gain)
         elif isinstance(module, PositionEncoding):
             device = next(model.parameters()).device
-            module.init_(torch.Generator(device).manual_seed(derive(seed, "init.positions", *own)))
+            module.init_(torch.Generator(device).manual_seed(derive(seed, "init.positions", *keys)))
         elif isinstance(module, SegmentEncoder):
-            for i, head in enumerate(module.heads()):
-                chosen.fill_(head.weight, "head", 1.0, _generator(head.weight, derive(seed, "init.head", i)))
-                _zero_biases(head)
+            _fill_heads_(module, chosen, seed)
         if chosen.of_tables and isinstance(module, (Embedding, PositionEncoding)):
-            gain_of = {"embedding": embedding_gain, "unembedding": classifier_gain, "positions": 1.0}
             for name, table in module.tables().items():
-                generator = _generator(table, derive(seed, f"init.{name}.scheme", *own))
-                chosen.fill_(table, name, gain_of[name], generator)
+                generator = _generator(table, derive(seed, f"init.{name}.scheme", *keys))
+                chosen.fill_(table, name, gains[name], generator)
 
 
 @torch.no_grad()
@@ -294,13 +300,22 @@ def scale_start_(model: TokenModel, scheme: str) -> None:
     """Multiply initial matrices so that they scale with the width as the model's parametrisation says,
     whatever the scheme's own exponent.
     """
-    wanted, drawn = model.parametrisation.starts, SCHEMES[scheme].by_width
-    if model.parametrisation.width == 1:
+    parametrisation = model.parametrisation
+    if parametrisation.width == 1:
         return
+    wanted, drawn = parametrisation.starts, SCHEMES[scheme].by_width
     parameters = dict(model.named_parameters())
-    for name, own in parameter_roles(model).items():
-        if own.role in wanted:
-            parameters[name].mul_(model.parametrisation.width ** (wanted[own.role] - drawn[own.role]))
+    for name, parameter_role in parameter_roles(model).items():
+        role = parameter_role.role
+        if role in wanted:
+            parameters[name].mul_(parametrisation.width ** (wanted[role] - drawn[role]))
+
+
+def _fill_heads_(model: SegmentEncoder, scheme: type[Scheme], seed: int) -> None:
+    for i, head in enumerate(model.heads()):
+        generator = _generator(head.weight, derive(seed, "init.head", i))
+        scheme.fill_(head.weight, "head", 1.0, generator)
+        _zero_biases(head)
 
 
 def _fill_branch_(sublayer: Sublayer, scheme: type[Scheme], seed: int) -> None:

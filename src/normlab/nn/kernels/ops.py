@@ -100,17 +100,20 @@ def attention(
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
     trained = torch.is_grad_enabled() and q.shape[-2] * k.shape[-2] <= _PLAIN_ATTENTION_SCORES
     searched = not torch.is_grad_enabled() and q.shape[-2] <= _FEW_QUERIES and not plain(q)
-    if _reference or (q.device.type == "cpu" and (trained or searched)):
-        q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
-        scores = (k @ q.transpose(-1, -2)).transpose(-1, -2) if searched else q @ k.transpose(-1, -2)
-        if causal:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        if mask is not None:
-            # Adding -inf costs a fifth of filling it in, and nothing in the backward pass.
-            scores = scores + torch.where(mask, scores.new_zeros(()), scores.new_full((), float("-inf")))
-        weights = softmax(scores)
-        return (dropout(weights, p) if p else weights) @ v
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale)
+    faster_without_kernel = q.device.type == "cpu" and (trained or searched)
+    if not _reference and not faster_without_kernel:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale
+        )
+    q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (k @ q.transpose(-1, -2)).transpose(-1, -2) if searched else q @ k.transpose(-1, -2)
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        # Adding -inf costs a fifth of filling it in, and nothing in the backward pass.
+        scores = scores + torch.where(mask, scores.new_zeros(()), scores.new_full((), float("-inf")))
+    weights = softmax(scores)
+    return (dropout(weights, p) if p else weights) @ v
 
 
 class Dropout(nn.Module):

@@ -271,7 +271,9 @@ class TFixup(Placement, name="tfixup"):
     def gain(cls, site: Site, matrix: str) -> float:
         if matrix in INSIDE:
             return 0.5**0.5
-        return 0.67 * site.layers**-0.25 if site.stack == "encoder" else (9 * site.layers) ** -0.25
+        if site.stack == "encoder":
+            return 0.67 * site.layers**-0.25
+        return (9 * site.layers) ** -0.25
 
     @classmethod
     def embedding_gain(cls, site: Site) -> float:
@@ -300,7 +302,12 @@ class LayerScale(NormedInput, name="layerscale"):
 
     def build(self, site: Site) -> None:
         super().build(site)
-        initial = 0.1 if site.layers <= 18 else 1e-5 if site.layers <= 24 else 1e-6
+        if site.layers <= 18:
+            initial = 0.1
+        elif site.layers <= 24:
+            initial = 1e-5
+        else:
+            initial = 1e-6
         self.lam = nn.Parameter(torch.full((site.dim,), initial))
 
     def write(self, stream: Stream, y: Tensor) -> Stream:

@@ -27,9 +27,11 @@ class ResidualLambdas(TwoStreams, OneNorm, name="x0lambdas"):
     def build(self, site: Site) -> None:
         super().build(site)
         self.begins_layer = site.index % len(site.roles) == 0
-        share = site.layer / max(1, site.layers - 1)
-        r, mu = (nn.Parameter(torch.full((1,), start)) for start in (1.15 - 0.1 * share, 0.2 - 0.15 * share))
-        self.r, self.mu = site.shared.setdefault("x0.r", r), site.shared.setdefault("x0.mu", mu)
+        depth = site.layer / max(1, site.layers - 1)  # 0 in the first layer, 1 in the last one
+        r = nn.Parameter(torch.full((1,), 1.15 - 0.1 * depth))
+        mu = nn.Parameter(torch.full((1,), 0.2 - 0.15 * depth))
+        self.r = site.shared.setdefault("x0.r", r)
+        self.mu = site.shared.setdefault("x0.mu", mu)
 
     def _entered(self, stream: Stream) -> Tensor:
         x, first = stream

@@ -9,9 +9,9 @@ import torch
 from lab.training.tiny import PowerCutError, run_of, tiny
 from normlab.diagnosis import PRESETS, Record
 from normlab.lab.runs import RunFolder
-from normlab.lab.training import replay
+from normlab.lab.training import probing
 from normlab.lab.training.parallel import SingleProcess
-from normlab.lab.training.replay import Probing
+from normlab.lab.training.probing import Probing
 from normlab.lab.training.train import train
 from normlab.watching.meter import Meter
 
@@ -71,13 +71,13 @@ def test_metrics_and_weights_are_bit_identical_also_after_resume(
 
 def test_only_steps_of_the_cadence_are_hooked_and_only_their_first_micro_batch(text, tmp_path, monkeypatch):
     run, steps = run_of(watched(tiny(text, grad_accum_steps=2), "full"), tmp_path), []
-    whole = replay.observe
+    whole = probing.observe
 
     def observing(*args):
         steps.append(run.progress.step)
         return whole(*args)
 
-    monkeypatch.setattr(replay, "observe", observing)
+    monkeypatch.setattr(probing, "observe", observing)
     for _ in range(6):
         run.step()
         for module in run.trainer.model.modules():
