@@ -48,7 +48,7 @@ OTHERS_CODE = {
     "cli/papers.py": "shows the traceback; the artefacts that follow are measured all the same",
     "lab/data/tokenizer.py": "the library tokenizers raises no narrower one",
     "diagnosis/diagnose.py": "the study's note names class and message; the model is anybody's",
-    "diagnosis/block.py": "a block of a foreign model is called with one tensor",
+    "diagnosis/norms.py": "a block of a foreign model is called with one tensor",
     "diagnosis/recording.py": "runs a foreign model",
     "diagnosis/subject.py": "runs a foreign loss",
     **dict.fromkeys(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.variants import CONFIG, build, uniform
-from normlab.diagnosis.structure import read_structure
+from normlab.diagnosis.reading import read_structure
 from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
 from normlab.lab.config import ModelConfig

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from normlab.diagnosis import Probe, read_structure
-from normlab.diagnosis.probes import MEASURED
+from normlab.diagnosis.presets import MEASURED
 from watching.watching import hooks_of, rows_of, steps_of
 
 tf = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from normlab.base.extras import what_to_install
 from normlab.base.io import Count, Positive, to_plain, validated
 from normlab.base.units import count
+from normlab.diagnosis.reading import pointed_out, read_structure
 from normlab.diagnosis.recording import refuse_elsewhere
-from normlab.diagnosis.structure import StackView, Structure, pointed_out, read_structure
+from normlab.diagnosis.structure import StackView, Structure
 from normlab.diagnosis.study import (
     SEVERITIES,
     Finding,

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.block import ATTENTION, FFN, Norms
+from normlab.diagnosis.block import ATTENTION, FFN
+from normlab.diagnosis.norms import Norms
 from normlab.diagnosis.structure import Structure
 from normlab.trace.autograd import nodes_behind
 from normlab.trace.restore import undisturbed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from normlab.base.chart import StudyChart
-from normlab.diagnosis.probes import PRESETS, require_preset
+from normlab.diagnosis.presets import PRESETS, require_preset
 from normlab.diagnosis.subject import SMALL_TOKENS, Subject
 from normlab.errors import UserError, nearest
 

@@ -18,7 +18,7 @@ class HuggingFaceProbes(WatchingCallback, TrainerCallback):
     """``Trainer(..., callbacks=[HuggingFaceProbes("standard")])``: ``Watch`` says what is recorded and
     reported, and ``docs/integrations.md`` shows its options.
 
-    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.probes``) or a
+    ``probes`` is a preset (``cheap``, ``standard``, ``full``: see ``normlab.diagnosis.presets``) or a
     list of ``normlab.diagnosis.Probe``. For a model whose blocks are not found, give the ``structure`` that
     ``read_structure(model, batch, blocks=…)`` finds. Losses and weights are bit-identical with and without.
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from normlab.diagnosis.probes import Record, SublayerSite, whole
+from normlab.diagnosis.presets import SublayerSite
+from normlab.diagnosis.probes import Record, gathered
 
 
 class StepRecord(NamedTuple):
@@ -119,7 +120,7 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
 def _norms_over_ranks(parts: Sequence[Tensor]) -> Tensor:
     """`[P]`: L2 norms of whole tensors, with one exchange for each way in which ranks share them."""
     is_sum = (any(placed.is_partial() for placed in getattr(part, "placements", ())) for part in parts)
-    parts = [whole(part) if summed else part for part, summed in zip(parts, is_sum, strict=True)]
+    parts = [gathered(part) if summed else part for part, summed in zip(parts, is_sum, strict=True)]
     ways = [_sums_over(part) for part in parts]
     norms = norms_of(local_parts(parts))
     for way in dict.fromkeys(filter(None, ways)):

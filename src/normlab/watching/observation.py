@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from normlab.diagnosis import Observer, Probe, Structure, observe, read_structure
-from normlab.diagnosis.block import candidates
-from normlab.diagnosis.probes import Emit, SublayerSite, preset_probes, require_preset, stream_sites
+from normlab.diagnosis.containers import candidates
+from normlab.diagnosis.presets import SublayerSite, preset_probes, require_preset, stream_sites
+from normlab.diagnosis.probes import Emit
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
 from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap

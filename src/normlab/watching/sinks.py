@@ -14,7 +14,8 @@ import torch
 
 from normlab.base.files import append_rows, row_line, write_text_atomic
 from normlab.base.rows import read_lines, require_probes
-from normlab.diagnosis.probes import Record, SublayerSite
+from normlab.diagnosis.presets import SublayerSite
+from normlab.diagnosis.probes import Record
 from normlab.errors import UserError
 
 Sink: TypeAlias = Callable[[int, Mapping[str, float]], None]

@@ -6,7 +6,8 @@ from torch import nn
 
 from diagnosis.small import BATCH, labelled, translating
 from normlab.diagnosis import PRESETS, Probe, observe, read_structure
-from normlab.diagnosis.probes import MEASURED, StreamSignal, SublayerSite, preset_probes, stream_sites
+from normlab.diagnosis.presets import MEASURED, SublayerSite, preset_probes, stream_sites
+from normlab.diagnosis.probes import StreamSignal
 from normlab.lab.training.replay import activation_probes
 
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))

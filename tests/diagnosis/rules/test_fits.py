@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from normlab.diagnosis.theory import fits, fits_of_curves, half_width
+from normlab.diagnosis.laws import fits, fits_of_curves, half_width
 
 DEPTHS = [2, 4, 6, 8, 12, 16, 24, 32, 48, 64]
 

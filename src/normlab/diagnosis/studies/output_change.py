@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normlab.base.chart import Growth
+from normlab.diagnosis.laws import Curve, fits_of_curves
 from normlab.diagnosis.structure import StackView
 from normlab.diagnosis.studies.dependency import depends_strongly
 from normlab.diagnosis.study import (
@@ -24,7 +25,6 @@ from normlab.diagnosis.study import (
     format_number,
 )
 from normlab.diagnosis.subject import AnyOptimizer, Subject
-from normlab.diagnosis.theory import Curve, fits_of_curves
 from normlab.errors import UserError
 from normlab.trace.autograd import Weights, trainable
 from normlab.trace.trace import at_weights
@@ -103,7 +103,7 @@ def output_change(
 
 
 def output_change_fit(changes: Table) -> Table:
-    """Fit the laws of ``fits.fits_of_curves`` to each kind of ``output_change``, with a curve for each seed.
+    """Fit the laws of ``laws.fits_of_curves`` to each kind of ``output_change``, with a curve for each seed.
 
     Columns: kind, law, coefficient, exponent, low, high, r2, aic. A kind with fewer than three depths has no
     rows, one with a change of 0 no power law. Liu et al. 2020, Corollaries 1 and 2 (arXiv 2004.08249): a

@@ -12,17 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.probes import (
-    PARAMETERS,
-    PRESETS,
-    Emit,
-    Key,
-    Probe,
-    Record,
-    SublayerSite,
-    observe,
-    preset_probes,
-)
+from normlab.diagnosis.presets import PRESETS, SublayerSite, preset_probes
+from normlab.diagnosis.probes import PARAMETERS, Emit, Key, Probe, Record, observe
 from normlab.errors import UserError
 from normlab.lab.recipes.grammar import require_known
 from normlab.lab.runs.folder import Row, RunFolder
@@ -37,7 +28,7 @@ from normlab.watching.recorder import RING, Replayed, Trigger, report_of
 
 
 def activation_probes(model: nn.Module, preset: str) -> list[Probe]:
-    """Return the probes of a preset of ``diagnosis.probes`` in this model; none for "".
+    """Return the probes of a preset of ``diagnosis.presets`` in this model; none for "".
 
     Parameters are not probed, since the trainer has their norms.
     """
@@ -67,8 +58,8 @@ _WHOLE: Final = (("grad", "l2"), ("weight", "l2"), ("update", "ratio"))
 
 
 class Probing:
-    """Measures what a preset of ``diagnosis.probes`` names in one model in training, on the first micro-batch
-    of every step that is ``due``; nothing for "".
+    """Measures what a preset of ``diagnosis.presets`` names in one model in training, on the first
+    micro-batch of every step that is ``due``; nothing for "".
 
     Gradients are measured before clipping, and updates relative to the weights, for each sublayer and, from
     ``standard`` on, for each kind of matrix. Between the measured steps there are no hooks. A measured step

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.diagnosis.structure import read_structure
+from normlab.diagnosis.reading import read_structure
 from normlab.diagnosis.studies.gradients import branch_jacobians, parameter_gradients, sublayer_gradients
 from normlab.diagnosis.studies.scales import scales
 from normlab.diagnosis.study import Table
