@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LinearLR, OneCycleLR, StepLR
 from diagnosis.small import BATCH, labelled, translating, untouched
 from normlab.base.io import to_plain
 from normlab.diagnosis import Table, diagnose, read_structure, registered, study
-from normlab.diagnosis.study import Row
+from normlab.diagnosis.tables import Row
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
 

@@ -12,8 +12,9 @@ from normlab.diagnosis.presets import PRESETS
 from normlab.diagnosis.probes import STATISTICS, Observer, Probe, Record, Statistic, measure, observe
 from normlab.diagnosis.reading import read_structure
 from normlab.diagnosis.structure import StackView, Structure, SublayerView
-from normlab.diagnosis.study import Finding, Study, Table, Tables, find, register, registered
+from normlab.diagnosis.study import Finding, Study, find, register, registered
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table, Tables
 from normlab.trace.tensors import Tap
 
 __all__ = [

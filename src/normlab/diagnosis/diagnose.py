@@ -24,19 +24,9 @@ from normlab.base.units import count
 from normlab.diagnosis.reading import pointed_out, read_structure
 from normlab.diagnosis.recording import refuse_elsewhere
 from normlab.diagnosis.structure import StackView, Structure
-from normlab.diagnosis.study import (
-    SEVERITIES,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    by_severity,
-    find,
-    registered,
-    studies_named,
-)
+from normlab.diagnosis.study import SEVERITIES, Finding, Study, by_severity, find, registered, studies_named
 from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
+from normlab.diagnosis.tables import Row, Table, Tables
 from normlab.errors import UserError
 from normlab.setups.given import setup_of
 from normlab.setups.named import NamedSetup

@@ -12,8 +12,8 @@ from diagnosis.following import READABLE
 from diagnosis.small import subject_read, untouched
 from normlab.diagnosis.studies.gradients import parameter_gradients
 from normlab.diagnosis.studies.output_change import output_change
-from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import BackwardPass, Subject, split
+from normlab.diagnosis.tables import Table
 from normlab.nn import PAD
 from normlab.trace.autograd import Gradients
 

@@ -5,7 +5,9 @@ import math
 import pytest
 
 from normlab.diagnosis import Diagnosis, Structure, find
-from normlab.diagnosis.study import SEVERITIES, Finding, Table, Tables, format_number
+from normlab.diagnosis.study import SEVERITIES, Finding
+from normlab.diagnosis.tables import Table, Tables
+from normlab.diagnosis.wording import format_number
 
 
 def table(name, *rows):

@@ -14,8 +14,8 @@ from contracts.variants import build, inputs, loss_of, tokens, uniform
 from diagnosis.small import subject_read
 from normlab.diagnosis.laws import LawFit
 from normlab.diagnosis.studies.output_change import output_change, output_change_fit, random_change
-from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table
 from normlab.lab.config import ModelConfig
 from normlab.lab.tasks.task import build_model
 from normlab.nn import Context, Encoder

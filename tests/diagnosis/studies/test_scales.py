@@ -10,8 +10,8 @@ from torch import Tensor
 from contracts.variants import build, uniform
 from diagnosis.small import BATCH, PADDING_MASKS, subject_read, theory_setting, translating, untouched
 from normlab.diagnosis.studies.scales import scales
-from normlab.diagnosis.study import Table, Tables
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table, Tables
 from normlab.diagnosis.theory import ffn_gain
 
 SIGNALS = ("before", "branch", "total", "after")

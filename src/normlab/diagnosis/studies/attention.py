@@ -13,19 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from normlab.base.chart import ByDepth
 from normlab.diagnosis.probes import pair_cosines
 from normlab.diagnosis.structure import StackView
-from normlab.diagnosis.study import (
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    as_float,
-    floats,
-    format_cosine,
-    format_number,
-    mean,
-)
+from normlab.diagnosis.study import Finding, Study
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, as_float, floats, mean
+from normlab.diagnosis.wording import format_cosine, format_number
 from normlab.errors import UserError
 from normlab.trace.record import Seen, Want, record
 from normlab.trace.tensors import Tap

@@ -11,18 +11,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normlab.base.reference import reference_arithmetic
-from normlab.diagnosis.study import (
-    SMALL_BATCH,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    as_float,
-    format_number,
-    start_of_warmup,
-)
+from normlab.diagnosis.study import SMALL_BATCH, Finding, Study
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, as_float
+from normlab.diagnosis.wording import format_number, start_of_warmup
 from normlab.errors import UserError
 from normlab.trace.autograd import FROZEN, Gradients, Weights, made, nodes_behind, trainable
 

@@ -13,21 +13,10 @@ from torch.func import functional_call
 
 from normlab.base.chart import HeatMap
 from normlab.diagnosis.structure import StackView, SublayerView
-from normlab.diagnosis.study import (
-    LIU,
-    SMALL_BATCH,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    Value,
-    floats,
-    format_number,
-    format_share,
-    mean,
-)
+from normlab.diagnosis.study import LIU, SMALL_BATCH, Finding, Study
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, Value, floats, mean
+from normlab.diagnosis.wording import format_number, format_share
 from normlab.errors import UserError
 from normlab.trace.tensors import Tap
 

@@ -13,23 +13,10 @@ from torch import Tensor
 from normlab.base.chart import ByDepth, Strips
 from normlab.diagnosis.parameters import ParameterPart
 from normlab.diagnosis.probes import measure
-from normlab.diagnosis.study import (
-    LIU,
-    MINI_BATCHES,
-    XIONG,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    as_float,
-    at_peak,
-    extremes,
-    format_number,
-    format_share,
-    mean,
-)
+from normlab.diagnosis.study import LIU, MINI_BATCHES, XIONG, Finding, Study
 from normlab.diagnosis.subject import Subject, place, split
+from normlab.diagnosis.tables import Row, Table, Tables, as_float, extremes, mean
+from normlab.diagnosis.wording import at_peak, format_number, format_share
 from normlab.errors import UserError
 from normlab.trace.autograd import FROZEN, trainable
 

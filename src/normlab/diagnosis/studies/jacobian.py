@@ -10,20 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.parameters import Owner, norms_of
-from normlab.diagnosis.study import (
-    SMALL_BATCH,
-    XIONG,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    as_float,
-    extremes,
-    format_number,
-)
+from normlab.diagnosis.study import SMALL_BATCH, XIONG, Finding, Study
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, as_float, extremes
 from normlab.diagnosis.theory import layer_norm_jacobian, rms_norm_jacobian
+from normlab.diagnosis.wording import format_number
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
 from normlab.trace.record import Want, record

@@ -12,19 +12,10 @@ from normlab.base.chart import Growth
 from normlab.diagnosis.laws import Curve, fits_of_curves
 from normlab.diagnosis.structure import StackView
 from normlab.diagnosis.studies.dependency import depends_strongly
-from normlab.diagnosis.study import (
-    LIU,
-    SMALL_BATCH,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    as_float,
-    at_peak,
-    format_number,
-)
+from normlab.diagnosis.study import LIU, SMALL_BATCH, Finding, Study
 from normlab.diagnosis.subject import AnyOptimizer, Subject
+from normlab.diagnosis.tables import Row, Table, Tables, as_float
+from normlab.diagnosis.wording import at_peak, format_number
 from normlab.errors import UserError
 from normlab.trace.autograd import Weights, trainable
 from normlab.trace.trace import at_weights

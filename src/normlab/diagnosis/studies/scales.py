@@ -8,9 +8,11 @@ from typing import Final
 
 from normlab.base.chart import ByDepth
 from normlab.diagnosis.structure import StackView
-from normlab.diagnosis.study import XIONG, Finding, Row, Study, Table, Tables, as_float, floats, format_number
+from normlab.diagnosis.study import XIONG, Finding, Study
 from normlab.diagnosis.subject import Subject, place
+from normlab.diagnosis.tables import Row, Table, Tables, as_float, floats
 from normlab.diagnosis.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
+from normlab.diagnosis.wording import format_number
 
 PLACEMENTS: Final = {
     "post": ("Post-LN", XIONG.format("Table 1")),
