@@ -7,10 +7,11 @@ the laboratory import it.
 
 from normlab.base.chart import ByDepth, Growth, HeatMap, Lines, Strips
 from normlab.diagnosis import studies as studies
-from normlab.diagnosis.diagnose import Diagnosis, diagnose
+from normlab.diagnosis.diagnose import diagnose
 from normlab.diagnosis.presets import PRESETS
 from normlab.diagnosis.probes import STATISTICS, Observer, Probe, Record, Statistic, measure, observe
 from normlab.diagnosis.reading import read_structure
+from normlab.diagnosis.result import Diagnosis
 from normlab.diagnosis.structure import StackView, Structure, SublayerView
 from normlab.diagnosis.study import Finding, Study, find, register, registered
 from normlab.diagnosis.subject import Subject
