@@ -85,9 +85,8 @@ def diagnose(
     'diagnosis.html'
     """
     if isinstance(model, Setup) or is_trainer(model):
-        setup = setup_of(
-            "diagnose", model, batch, loss, {} if optimizer is None else {"optimizer": optimizer}
-        )
+        beside = {} if optimizer is None else {"optimizer": optimizer}
+        setup = setup_of("diagnose", model, batch, loss, beside)
         setup.require("loss", "gradient")
         return _of_setup(setup, lr, preset, options)
     studies = studies_named(options["studies"]) if "studies" in options else registered(preset)
