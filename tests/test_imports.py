@@ -9,7 +9,7 @@ import grimp
 RESULTS = (
     "normlab.checks.report",
     "normlab.lab.comparison.result",
-    "normlab.diagnosis.diagnose",
+    "normlab.diagnosis.result",
     "normlab.scaling.verdict",
     "normlab.trials.verdict",
     "normlab.watching.watch",

@@ -282,10 +282,11 @@ class _Moved(NamedTuple):
 
 
 def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
-    of_matrices = [row for row in tables.table("updates") if row["kind"] in MATRICES]
-    rows = [
-        row for row in of_matrices if not str(row["parameter"]).endswith("bias")
-    ]  # which move differently
+    rows = [  # biases have the kind of their matrix, and move differently
+        row
+        for row in tables.table("updates")
+        if row["kind"] in MATRICES and not str(row["parameter"]).endswith("bias")
+    ]
     gradients, moves = extremes(rows, "grad_l2"), extremes(rows, "update_over_weight")
     if not gradients or not moves:
         return
@@ -341,8 +342,8 @@ def _no_gradient(tables: Tables) -> Iterator[Finding]:
         yield Finding(
             "no_gradient",
             "warning",
-            f"{len(silent)} of {len(is_silent)} parameters receive no gradient from this batch: {some}; that is "
-            "intended where branches start at zero, and a mistake where a part of the model is not used",
+            f"{len(silent)} of {len(is_silent)} parameters receive no gradient from this batch: {some}; that "
+            "is intended where branches start at zero, and a mistake where a part of the model is not used",
             "updates",
             {"without_gradient": len(silent), "parameters": len(is_silent)},
         )
