@@ -97,7 +97,7 @@ OTHERS_CODE = {
     "lab/training/devices.py": "a compiler that is missing or broken may raise anything; the error says what",
     "watching/observation.py": "a training elsewhere does not end by a model that cannot be read",
     "watching/recorder.py": "the recorder's own failure does not end a training; it is reported",
-    "watching/watch.py": "a training elsewhere does not end by the watch, which warns",
+    "watching/watcher.py": "a training elsewhere does not end by the watch, which warns",
 }
 """Files that catch every exception without raising it again, and the reason."""
 

@@ -12,7 +12,7 @@ RESULTS = (
     "normlab.diagnosis.result",
     "normlab.scaling.verdict",
     "normlab.trials.verdict",
-    "normlab.watching.watch",
+    "normlab.watching.watcher",
 )
 """The modules whose results draw their own page."""
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from normlab.diagnosis import Probe, Record
-from normlab.watching.sinks import RecordFile
-from normlab.watching.watch import Watch
+from normlab.watching.record_file import RecordFile
+from normlab.watching.watcher import Watch
 from watching.watching import hooks_of
 
 

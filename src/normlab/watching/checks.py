@@ -18,11 +18,12 @@ from normlab.trace.step_under_test import LARGE_MODEL, StepUnderTest
 from normlab.trace.tensors import call_model, map_tensors, tensors_in
 from normlab.watching import NOTES
 from normlab.watching.fault import Fault
+from normlab.watching.flight import Reports, Trigger, report_of
 from normlab.watching.loop import Loop, Scored
 from normlab.watching.losses import Losses
 from normlab.watching.meter import OptimizerSteps
 from normlab.watching.rates import RateHistory
-from normlab.watching.recorder import Recorder, Reports, Trigger, report_of
+from normlab.watching.recorder import Recorder
 
 TESTED: Final = ("targets", "causality", "gradients")
 """The properties of ``check`` that a copy is tested for: they need no more than the arguments of one call."""

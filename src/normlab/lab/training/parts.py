@@ -22,8 +22,10 @@ from normlab.lab.training.progress import Phases
 from normlab.lab.training.replay import LATER, Probing, replay
 from normlab.lab.training.weights import kept_steps
 from normlab.watching.fault import Fault
+from normlab.watching.flight import Replayed
 from normlab.watching.meter import StepRecord
-from normlab.watching.recorder import NATS, Recorder, Replayed
+from normlab.watching.recorder import Recorder
+from normlab.watching.spikes import NATS
 
 if TYPE_CHECKING:
     from normlab.lab.training.train import Run

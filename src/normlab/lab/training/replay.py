@@ -23,8 +23,9 @@ from normlab.lab.training.trainer import AnyTask, Trainer, load_task
 from normlab.nn.sublayer import Sublayer
 from normlab.trace.tensors import Tap, eager
 from normlab.watching.fault import EVERYTHING, NOTHING, NOWHERE, Fault, fault
+from normlab.watching.flight import Replayed, Trigger, report_of
 from normlab.watching.meter import Grouping, Meter, StepRecord, norms_of
-from normlab.watching.recorder import RING, Replayed, Trigger, report_of
+from normlab.watching.recorder import RING
 
 
 def activation_probes(model: nn.Module, preset: str) -> list[Probe]:
