@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, Multiplicative
 import normlab
 from normlab.errors import UserError
 from normlab.trace.restore import same_globals
-from normlab.trials.training import Training, read_course, train
+from normlab.trials.course import read_course
+from normlab.trials.training import Training, train
 from trials.tiny import Pairs, Text, loss_of, setup, stepped, warmed
 
 RATES: list[list[float]] = []
