@@ -197,7 +197,7 @@ def test_a_model_that_cannot_be_read_trains_on_with_a_warning(tmp_path):
             return {"loss": self.table(input_ids).square().mean()}
 
     out = tmp_path / "w"
-    with pytest.warns(UserWarning, match=r"Flat has no repeated blocks: .*recorded by module.*probes=\["):
+    with pytest.warns(UserWarning, match=r"Flat has no repeated blocks.*probes=\["):
         losses, _ = trained(tmp_path, HuggingFaceProbes("cheap", out=out), model=Flat())
     assert len(losses) == 2 * STEPS
     rows = rows_of(out / "watch.jsonl")

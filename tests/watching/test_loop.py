@@ -221,7 +221,7 @@ def test_what_fails_in_the_watch_does_not_fail_in_the_loop(tmp_path):
     ):
         with pytest.raises(ValueError, match=sentence):
             normlab.watch(Small(), torch.optim.SGD(Small().parameters()), **wrong)
-    with pytest.raises(ValueError, match=r"object is not a torch\.optim\.Optimizer"):
+    with pytest.raises(ValueError, match="object is not a"):
         normlab.watch(Small(), object())
 
 
