@@ -100,10 +100,10 @@ class BlockReader:
             return None
 
         def steps_from(stream: int) -> Iterator[StreamStep]:
-            for found in sums.of(stream):
-                yield StreamStep(stream, found, found.total)
-                for norm in self.norms.get(found.total, ()):
-                    yield StreamStep(stream, found, norm.output, norm.path)
+            for addition in sums.of(stream):
+                yield StreamStep(stream, addition, addition.total)
+                for norm in self.norms.get(addition.total, ()):
+                    yield StreamStep(stream, addition, norm.output, norm.path)
 
         return walk(start)
 

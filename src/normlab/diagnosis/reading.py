@@ -236,8 +236,10 @@ class _StreamReader:
         """
         if fitted.is_plain and not counts(self.model):
             return fitted
-        own = self._as_it_is
-        return refit(fitted, stream=own.at(before), branch=own.at(branch), total=own.at(total))
+        recording = self._as_it_is
+        return refit(
+            fitted, stream=recording.at(before), branch=recording.at(branch), total=recording.at(total)
+        )
 
 
 def _beside(

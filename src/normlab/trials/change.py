@@ -70,20 +70,20 @@ def _option(setup: Setup, word: str, name: str, value: str) -> Any:
     rates = ("lr", "initial_lr")
     allowed = {key for group in groups for key, held in group.items() if _plain(held) and key not in rates}
     refuse_unknown(name, [*sorted(allowed), "warmup"], "the optimizer")
-    own = next(group[name] for group in groups if name in group)
+    current = next(group[name] for group in groups if name in group)
     new: Any = None
     with suppress(ValueError, SyntaxError):
         new = ast.literal_eval(value)
-    if not _plain(new) or not _alike(new, own):
-        raise UserError(f"change is {shown(word)}, but must be of the kind of the optimizer's own, {own}")
+    if not _plain(new) or not _alike(new, current):
+        raise UserError(f"change is {shown(word)}, but must be of the kind of the optimizer's own, {current}")
     return new
 
 
-def _alike(new: Any, own: Any) -> bool:
+def _alike(new: Any, current: Any) -> bool:
     """Return whether both are sequences of one length, both switches, or both numbers."""
-    if isinstance(own, (tuple, list)):
-        return isinstance(new, (tuple, list)) and len(new) == len(own)
-    return not isinstance(new, (tuple, list)) and isinstance(new, bool) == isinstance(own, bool)
+    if isinstance(current, (tuple, list)):
+        return isinstance(new, (tuple, list)) and len(new) == len(current)
+    return not isinstance(new, (tuple, list)) and isinstance(new, bool) == isinstance(current, bool)
 
 
 def _plain(x: Any) -> bool:

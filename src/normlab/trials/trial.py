@@ -64,7 +64,7 @@ def trial(
     one that another process is at work in.
 
     >>> trials = normlab.trial(model, batch, loss=loss, optimizer=optimizer, rates=(1e-3, 1e-2), steps=16)
-    >>> [round(one.rate, 4) for one in trials.rates], trials.page("trial.html").name
+    >>> [round(trial.rate, 4) for trial in trials.rates], trials.page("trial.html").name
     ([0.001, 0.01], 'trial.html')
     """
     setup = setup_of("trial", model, batch, loss, rest, OPTIONS, batches=steps)
@@ -86,8 +86,9 @@ def _walk(tried: Sequence[Variant], plan: Plan) -> Trials:
     batches, marks = batches_of(setup, plan.seed), dict[str, str]()
     if plan.folder is not None:
         changes = [variant.change for variant in tried]
-        asked = {"steps": plan.steps, "seed": plan.seed, "rates": plan.rates, "change": changes}
-        marks = fingerprint(setup, batches(plan.steps), **asked)
+        marks = fingerprint(
+            setup, batches(plan.steps), steps=plan.steps, seed=plan.seed, rates=plan.rates, change=changes
+        )
     journal, share = Journal(plan.folder, marks), plan.budget_s / len(tried)
     scans = list[_Scan]()
     for number, variant in enumerate(tried, start=1):
@@ -121,21 +122,21 @@ def _answers(scans: Sequence[_Scan], steps: int) -> list[Trials]:
 def _planned(scan: _Scan) -> tuple[int, str]:
     """The steps of a trial, and the sentence about what the first scan's time holds and can tell."""
     plan, measured, share = scan.attempts.plan, scan.attempts.measured, scan.attempts.deadline
-    asked, step_s = plan.steps, measured.seconds[0]
+    wanted, step_s = plan.steps, measured.seconds[0]
     if math.isinf(plan.budget_s):
         scan.about = len(plan.rates) or WHOLE
-        expected = duration(scan.about * asked * step_s)
-        return asked, f"no limit in time: about {scan.about} trials of {asked} steps, {expected}"
+        expected = duration(scan.about * wanted * step_s)
+        return wanted, f"no limit in time: about {scan.about} trials of {wanted} steps, {expected}"
     left = share - measured.took
-    enough = duration((measured.took + WHOLE * asked * step_s) * plan.budget_s / share)
-    steps = asked
-    if FEWEST * asked * step_s > left:
+    enough = duration((measured.took + WHOLE * wanted * step_s) * plan.budget_s / share)
+    steps = wanted
+    if FEWEST * wanted * step_s > left:
         steps = max(int(left / step_s / FEWEST), 0)
     if steps < LEAST_STEPS:
-        need = duration(FEWEST * asked * step_s)
+        need = duration(FEWEST * wanted * step_s)
         return steps, (
-            f"too short to tell: {FEWEST} trials of {asked} steps take {need}, at {step_s:.2g} s a step, but "
-            f"{duration(max(left, 0.0))} are left; a budget of {enough} would give a range"
+            f"too short to tell: {FEWEST} trials of {wanted} steps take {need}, at {step_s:.2g} s a step, "
+            f"but {duration(max(left, 0.0))} are left; a budget of {enough} would give a range"
         )
     trials = int(left / (steps * step_s))
     scan.about = min(WHOLE, trials)
@@ -145,8 +146,8 @@ def _planned(scan: _Scan) -> tuple[int, str]:
         part = trials * steps / planned
         times = f"{part:.1%} of" if part < 1 else f"{part:.1f} times"
         text += f", {times} the {planned:,} steps that are planned"
-    if steps < asked:
-        return steps, f"{text}: too few for {asked} steps each, for which a range takes {enough}"
+    if steps < wanted:
+        return steps, f"{text}: too few for {wanted} steps each, for which a range takes {enough}"
     if trials < WHOLE:
         return steps, f"{text}: rates can be compared, perhaps not their range; {enough} would do for that"
     return steps, f"{text}: enough for a range"

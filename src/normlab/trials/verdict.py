@@ -186,12 +186,12 @@ class Trials:
 
     def _place(self, high: float, best: Trial) -> str:
         """Where the setup's own rate is, beside the highest usable one."""
-        own = self._trial_at(self.current_rate)
+        current = self._trial_at(self.current_rate)
         if self.current_rate > high:
-            return "is above that and ended early" if own and own.stopped else "is above that"
-        if own is None:
+            return "is above that and ended early" if current and current.stopped else "is above that"
+        if current is None:
             return "was not tried"
-        if self.is_usable(own):
+        if self.is_usable(current):
             return "is inside"
         return f"is slower here than {short_rate(best.rate)}, which a long training may make up for"
 

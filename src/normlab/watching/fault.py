@@ -143,8 +143,8 @@ def _backward_fault(record: StepRecord, gradient: Record, before: Record | None)
 
 def _parameters(record: StepRecord, before: Sequence[StepRecord]) -> Fault | None:
     gradients = record.norms("gradient")
-    for what in ("gradient", "update"):
-        norms = record.norms(what)
+    for quantity in ("gradient", "update"):
+        norms = record.norms(quantity)
         broken = [name for name, value in norms.items() if not math.isfinite(value)]
         if not broken:
             continue
@@ -156,10 +156,12 @@ def _parameters(record: StepRecord, before: Sequence[StepRecord]) -> Fault | Non
             more = f"nearest to the loss of {len(broken)} of {len(norms)} parameters for which that is so"
         evidence = [f"L2 norm of its gradient: {gradients[name]:.4g}", f"learning rate: {record.lr:.3g}"]
         if before and not record.seen and name in before[-1].names:
-            evidence.append(f"L2 norm of its {what} in the step before: {before[-1].norms(what)[name]:.3g}")
+            evidence.append(
+                f"L2 norm of its {quantity} in the step before: {before[-1].norms(quantity)[name]:.3g}"
+            )
         return Fault(
-            f"the {what} of {name} is not finite in step {record.step}; {more}",
-            what,
+            f"the {quantity} of {name} is not finite in step {record.step}; {more}",
+            quantity,
             name.rpartition(".")[0],
             record.step,
             tuple(evidence),
@@ -185,14 +187,17 @@ def _range_fault(steps: Sequence[StepRecord], left: list[_Compared]) -> Fault:
     before = "step" if first.before == 1 else f"{first.before} steps"
     name = _module_label(first.name)
     return Fault(
-        f"{first.what} {name} left its range first, in step {record.step}: "
+        f"{first.words} {name} left its range first, in step {record.step}: "
         f"{first.factor:.3g} times its median of the {before} before",
         "range",
         first.name if record.seen else first.name.rpartition(".")[0],
         record.step,
         (
-            f"{first.what} {name}: {first.value:.3g}, median before {first.median:.3g}",
-            *(f"in the same step {o.what} {_module_label(o.name)}: {o.factor:.3g} times" for o in others[:3]),
+            f"{first.words} {name}: {first.value:.3g}, median before {first.median:.3g}",
+            *(
+                f"in the same step {o.words} {_module_label(o.name)}: {o.factor:.3g} times"
+                for o in others[:3]
+            ),
             f"loss of the step: {_loss(record):.4g}, of the step before {_loss(steps[at - 1]):.4g}",
         ),
     )
@@ -205,7 +210,8 @@ class _Compared:
     at: int
     """The place of its step."""
     name: str
-    what: str
+    words: str
+    """What it is of its module or parameter, for a sentence."""
     value: float
     median: float
     before: int
@@ -267,7 +273,7 @@ def _nearest(steps: Sequence[StepRecord]) -> tuple[str, ...]:
         return ()
     best = max(compared, key=lambda statistic: statistic.factor)
     name, first, last = _module_label(best.name), steps[0], steps[-1]
-    nearest = f"nearest to it: {best.what} {name}, {best.factor:.3g} times its median before"
+    nearest = f"nearest to it: {best.words} {name}, {best.factor:.3g} times its median before"
     return (
         f"{nearest}, in step {steps[best.at].step}",
         f"loss: {_loss(first):.4g} in step {first.step}, {_loss(last):.4g} in step {last.step}",

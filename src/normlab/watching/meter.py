@@ -40,9 +40,9 @@ class StepRecord(NamedTuple):
         loss, nll = (unknown if x is None else x.to(norm) for x in (self.loss, self.nll))
         return torch.stack([loss, nll, norm])
 
-    def norms(self, what: str) -> dict[str, float]:
+    def norms(self, quantity: str) -> dict[str, float]:
         """Return the L2 norm of each ``gradient`` or ``update``, by parameter."""
-        norms = self.gradients if what == "gradient" else self.updates
+        norms = self.gradients if quantity == "gradient" else self.updates
         return dict(zip(self.names, norms.tolist(), strict=True))
 
 
@@ -123,7 +123,7 @@ def _norms_over_ranks(parts: Sequence[Tensor]) -> Tensor:
     shared_by = [_sums_over(part) for part in parts]
     norms = norms_of(local_parts(parts))
     for groups in dict.fromkeys(filter(None, shared_by)):
-        here = torch.tensor([i for i, own in enumerate(shared_by) if own == groups], device=norms.device)
+        here = torch.tensor([i for i, by in enumerate(shared_by) if by == groups], device=norms.device)
         squares = norms[here].square()
         for group in groups:
             distributed.all_reduce(squares, group=group)

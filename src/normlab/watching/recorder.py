@@ -179,7 +179,7 @@ class Recorder:
 
     def _recover(self, step: int, spike: Spike) -> None:
         """Write a note if the loss or the norm is below the limit again."""
-        later = [numbers[spike.what] for at, numbers in self.numbers.items() if at > spike.trigger.until]
+        later = [numbers[spike.quantity] for at, numbers in self.numbers.items() if at > spike.trigger.until]
         if len(later) < RECENT:
             return
         now = statistics.median(later[-RECENT:])
@@ -210,10 +210,10 @@ class Recorder:
     def _trigger(self, outcome: Outcome | None) -> Trigger | None:
         """Return what ends the training: a number that is not finite, or a divergence, from its spike on."""
         for step, numbers in self.numbers.items():
-            for what in self._limits:
-                value = numbers.get(what, 0.0)
+            for quantity in self._limits:
+                value = numbers.get(quantity, 0.0)
                 if not math.isfinite(value):
-                    return Trigger("not finite", step, step, f"the {what} is {value} in step {step}")
+                    return Trigger("not finite", step, step, f"the {quantity} is {value} in step {step}")
         if outcome is None or outcome.state != "diverged":
             return None
         if self._spike is not None:

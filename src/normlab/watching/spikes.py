@@ -44,7 +44,7 @@ class Spike:
     """A spike that training may yet recover from."""
 
     trigger: Trigger
-    what: str
+    quantity: str
     limit: float
     """The value below which it has recovered."""
     records: tuple[StepRecord, ...]
@@ -61,16 +61,16 @@ def find_spike(
         numbers: What is known of each step, by name.
         limits: By name, the limit above which a number is a spike, if any.
     """
-    for what, limit_of in limits.items():
+    for quantity, limit_of in limits.items():
         if limit_of is None:
             continue
-        known = [r.step for r in records if what in numbers.get(r.step, {})]
-        values = [numbers[step][what] for step in known]
+        known = [r.step for r in records if quantity in numbers.get(r.step, {})]
+        values = [numbers[step][quantity] for step in known]
         for at in range(RECENT, len(values) - RECENT + 1):
             limit, now = limit_of(values[:at]), statistics.median(values[at : at + RECENT])
             if now > limit:
                 first = next(i for i in range(at, len(values)) if values[i] > limit)
                 begin, end, usual = known[first], known[at + RECENT - 1], statistics.median(values[:at])
-                words = f"the {what} went from {usual:.3g} to {now:.3g}, from step {begin} on"
-                return Spike(Trigger("spike", begin, end, words), what, limit, tuple(records))
+                words = f"the {quantity} went from {usual:.3g} to {now:.3g}, from step {begin} on"
+                return Spike(Trigger("spike", begin, end, words), quantity, limit, tuple(records))
     return None

@@ -347,15 +347,15 @@ class Watch:
         write_probes_page(self.path, self.page)
 
     @contextmanager
-    def _guard(self, what: str) -> Iterator[None]:
+    def _guard(self, failure: str) -> Iterator[None]:
         """Run our own code in this block; a failure becomes a note, because it must not end a training."""
         try:
             yield
         except Exception as error:
             why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            if what not in self._failed:
-                self._failed.add(what)
-                self._note(f"{what} ({why}); the training goes on")
+            if failure not in self._failed:
+                self._failed.add(failure)
+                self._note(f"{failure} ({why}); the training goes on")
 
     def _note(self, sentence: str) -> None:
         self._notes.append(sentence)
