@@ -116,7 +116,11 @@ class Loop:
     def saw_loss(self, loss: Tensor, where: str) -> None:
         """Record the weight with which backward differentiates the loss of a micro-batch."""
         if self.left == FIRST and loss.requires_grad:
-            loss.register_hook(lambda g: self._pass.weights.setdefault(where, g.detach().sum()))
+            loss.register_hook(partial(self._weigh, where))
+
+    def _weigh(self, where: str, gradient: Tensor) -> None:
+        """Keep the weight of a loss; what a hook returns, torch takes for the gradient."""
+        self._pass.weights.setdefault(where, gradient.detach().sum())
 
     def saw_output(self, output: Any, batch: Any) -> None:
         """Record what backward asks of each output."""
