@@ -89,6 +89,30 @@ def diagnose(
         setup = setup_of("diagnose", model, batch, loss, beside)
         setup.require("loss", "gradient")
         return _of_setup(setup, lr, preset, options)
+    return _of_model(model, batch, loss, lr, optimizer, preset, options)
+
+
+def diagnose_named(
+    source: NamedSetup, preset: str, lr: float | None = None, **options: Unpack[Options]
+) -> Diagnosis:
+    """Run the studies of a preset on a setup with what is known of its training; see ``diagnose``.
+
+    Raises UserError if that is impossible.
+    """
+    known: Options = {"batches": source.mini_batches(), "warmup_steps": source.warmup_steps}
+    return diagnose(source.setup, loss=None, lr=lr, optimizer=None, preset=preset, **(known | options))
+
+
+def _of_model(
+    model: nn.Module,
+    batch: Any,
+    loss: Loss | None,
+    lr: float | None,
+    optimizer: AnyOptimizer | None,
+    preset: str,
+    options: Options,
+) -> Diagnosis:
+    """Diagnose a model on a batch; see ``diagnose``."""
     studies = studies_named(options["studies"]) if "studies" in options else registered(preset)
     model = _checked(model, batch)
     optimizer_or_adam = optimizer or partial(torch.optim.Adam, lr=lr or STEP_LR)
@@ -127,17 +151,6 @@ def diagnose(
         peak_memory_bytes=_peak_memory(_device(model)),
         facts={**_facts(subject, loss_before, stepping, rate), **not_copied},
     )
-
-
-def diagnose_named(
-    source: NamedSetup, preset: str, lr: float | None = None, **options: Unpack[Options]
-) -> Diagnosis:
-    """Run the studies of a preset on a setup with what is known of its training; see ``diagnose``.
-
-    Raises UserError if that is impossible.
-    """
-    known: Options = {"batches": source.mini_batches(), "warmup_steps": source.warmup_steps}
-    return diagnose(source.setup, loss=None, lr=lr, optimizer=None, preset=preset, **(known | options))
 
 
 def _read(model: nn.Module, batch: Any, call: Call, options: Options) -> Structure:
