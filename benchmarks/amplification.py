@@ -25,11 +25,12 @@ import torch.nn.functional as F
 import vl_convert
 from torch import Tensor, nn
 
-from normlab.diagnosis.structure import Structure, read_structure
+from normlab.diagnosis.laws import LawFit
+from normlab.diagnosis.reading import read_structure
+from normlab.diagnosis.structure import Structure
 from normlab.diagnosis.studies.output_change import SIZE, output_change, output_change_fit
-from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
-from normlab.diagnosis.theory import LawFit
+from normlab.diagnosis.tables import Table
 from normlab.lab.config import MachineConfig, ModelConfig
 from normlab.lab.data.builtin import generate
 from normlab.lab.data.tokenizer import EOS, UNK, BytePairs

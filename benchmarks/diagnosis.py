@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from normlab.diagnosis import diagnose
-from normlab.diagnosis.theory import LawFit, fits
+from normlab.diagnosis.laws import LawFit, fits
 from normlab.lab.config import MachineConfig, ModelConfig
 from normlab.lab.tasks.task import build_model
 from normlab.lab.training.devices import hardware, prepare_process

@@ -34,8 +34,8 @@ from normlab.lab.training.run import Run
 from normlab.lab.training.trainer import AnyTask, Trainer
 from normlab.optim import build_optimizer
 from normlab.watching import fault as rules
-from normlab.watching import recorder
-from normlab.watching.recorder import Trigger, report_of
+from normlab.watching import recorder, spikes
+from normlab.watching.flight import Trigger, report_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/flight-recorder.md"
@@ -276,7 +276,7 @@ def facts(costs: dict[str, Any]) -> dict[str, object]:
         "left": f"{rules.LEFT:g}",
         "few": f"{rules.FEW:g}",
         "recent": recorder.RECENT,
-        "nats": recorder.SPIKE_NATS,
+        "nats": spikes.SPIKE_NATS,
         "about": costs["about"],
         "presets": "\n".join(presets),
         "every": MachineConfig().probe_every_steps,

@@ -21,7 +21,7 @@ from normlab.lab.runs.folder import RunFolder, Runs
 from normlab.watching.checks import WatchReports
 from normlab.watching.meter import StepRecord
 from normlab.watching.recorder import Recorder
-from normlab.watching.watch import FETCH
+from normlab.watching.watcher import FETCH
 
 RESULTS = Path(__file__).resolve().parent / "results/recorder.json"
 LEAST = 15

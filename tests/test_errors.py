@@ -48,7 +48,7 @@ OTHERS_CODE = {
     "cli/papers.py": "shows the traceback; the artefacts that follow are measured all the same",
     "lab/data/tokenizer.py": "the library tokenizers raises no narrower one",
     "diagnosis/diagnose.py": "the study's note names class and message; the model is anybody's",
-    "diagnosis/block.py": "a block of a foreign model is called with one tensor",
+    "diagnosis/norms.py": "a block of a foreign model is called with one tensor",
     "diagnosis/recording.py": "runs a foreign model",
     "diagnosis/subject.py": "runs a foreign loss",
     **dict.fromkeys(
@@ -107,7 +107,7 @@ OTHERS_CODE = {
     "lab/training/devices.py": "a compiler that is missing or broken may raise anything; the error says what",
     "watching/observation.py": "a training elsewhere does not end by a model that cannot be read",
     "watching/recorder.py": "the recorder's own failure does not end a training; it is reported",
-    "watching/watch.py": "a training elsewhere does not end by the watch, which warns",
+    "watching/watcher.py": "a training elsewhere does not end by the watch, which warns",
 }
 """Files that catch every exception without raising it again, and the reason."""
 

@@ -9,10 +9,10 @@ import grimp
 RESULTS = (
     "normlab.checks.report",
     "normlab.lab.comparison.result",
-    "normlab.diagnosis.diagnose",
+    "normlab.diagnosis.result",
     "normlab.scaling.verdict",
     "normlab.trials.verdict",
-    "normlab.watching.watch",
+    "normlab.watching.watcher",
 )
 """The modules whose results draw their own page."""
 

@@ -45,7 +45,7 @@ from normlab.papers.finding import read_findings, reviewed
 from normlab.papers.regimes import read_book
 from normlab.papers.results import KEPT, read_reproduction
 from normlab.report.watch import write_probes_page
-from normlab.watching.sinks import RecordFile
+from normlab.watching.record_file import RecordFile
 from report.test_flight import REPORT
 from scaling import sums
 from trials.tiny import setup

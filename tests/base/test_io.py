@@ -43,7 +43,7 @@ from normlab.lab.config import (
 from normlab.lab.training.translate import n_best
 from normlab.report.compare import write_compare_page
 from normlab.report.diagnosis import write_diagnosis
-from normlab.watching.watch import Watch
+from normlab.watching.watcher import Watch
 
 MODEL, BATCH = nn.Linear(2, 2), torch.zeros(1, 2)
 WATCH: dict[str, Any] = {"out": "x.jsonl", "every_steps": 5, "emit": None, "structure": None}

@@ -15,7 +15,8 @@ from normlab.cli.trials import TransferCommand
 from normlab.scaling.family import family_of
 from normlab.scaling.transfer import Request
 from normlab.setups.function import function_from_file
-from normlab.trials.training import first_steps, read_course
+from normlab.trials.course import read_course
+from normlab.trials.training import first_steps
 
 NANO = (Path(__file__).parents[1] / "lab" / "comparison" / "mine" / "nano.py").read_text(encoding="utf-8")
 GLUE = """

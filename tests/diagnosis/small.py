@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.variants import CONFIG, build, uniform
-from normlab.diagnosis.structure import read_structure
-from normlab.diagnosis.study import Table
+from normlab.diagnosis.reading import read_structure
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table
 from normlab.lab.config import ModelConfig
 from normlab.nn import ENCODER_LAYER, PAD, Context, build_stack
 from normlab.setups.setup import Loss

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LinearLR, OneCycleLR, StepLR
 from diagnosis.small import BATCH, labelled, translating, untouched
 from normlab.base.io import to_plain
 from normlab.diagnosis import Table, diagnose, read_structure, registered, study
-from normlab.diagnosis.study import Row
+from normlab.diagnosis.tables import Row
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
 
@@ -79,7 +79,7 @@ def test_every_study_of_the_preset_gives_its_table(seen):
 
 def test_findings_rest_on_the_tables(seen):
     (found,) = [f for f in seen.findings if f.name == "placement" and f.sentence.startswith("decoder")]
-    assert "Post-LN with 3 layers" in found.sentence
+    assert found.numbers == {"layers": 3, "sublayers": 9, "post": 9}
     assert {row["placement"] for row in seen.tables["structure"]} == {"post"}
     assert str(found) in str(seen)
     assert seen.at_least("note") == list(seen.findings)
@@ -228,7 +228,6 @@ def test_the_warm_up_of_a_scheduler_is_known(name, ready):
     assert plan["first_share"] == pytest.approx(share)
     (large,) = [f for f in found.findings if f.name == "large_update"]
     assert large.numbers["first_update"] == pytest.approx(large.numbers["update_over_weight"] * share)
-    assert "warm-up" in large.sentence
     assert found.facts["optimizer"] == "Adam, lr 0.2"
     if ready:
         assert optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0] < 0.2
@@ -248,18 +247,19 @@ def test_a_study_that_fails_becomes_a_warning(monkeypatch):
     broken = study.Study("scales", fail, "cheap")
     monkeypatch.setitem(study._STUDIES, "scales", broken)
     found = diagnose(tower(), X, loss=square, preset="cheap")
-    (note,) = [f for f in found.findings if f.name == "not_done" and "scales" in f.sentence]
-    assert note.severity == "warning"
-    assert note.sentence == "the study scales was not done: ZeroDivisionError: division by zero"
+    (failed,) = [f for f in found.findings if f.name == "not_done" and "scales" in f.sentence]
+    assert failed.severity == "warning"
+    assert failed.sentence.endswith("ZeroDivisionError: division by zero")
     assert "sublayer_gradients" in found.tables
 
 
 def test_a_model_without_attention_is_told_so():
     found = diagnose(tower(), X, loss=square, preset="cheap")
-    notes = [f.sentence for f in found.findings if f.name == "not_done"]
-    assert len(notes) == 1
-    assert "attention was not done: no softmax" in notes[0]
-    assert "attn_implementation" not in notes[0]
+    (note,) = [f for f in found.findings if f.name == "not_done"]
+    assert note.severity == "note"
+    assert "study attention" in note.sentence
+    assert "attn_implementation" not in note.sentence
+    assert "attention" not in found.applied
 
 
 class ItsOwnLoss(Tower):
@@ -330,7 +330,7 @@ def test_a_sum_of_streams_before_the_last_norm_is_no_norm():
 def test_a_model_whose_every_layer_is_in_a_plain_list_is_told_so():
     model = Hidden(0)
     model.head = nn.Identity()
-    with pytest.raises(UserError, match=r"blocks holds 4 x Residual .* nn.ModuleList"):
+    with pytest.raises(UserError, match="blocks holds 4 x Residual"):
         diagnose(model, X, loss=square)
 
 
@@ -345,7 +345,7 @@ def test_layers_of_parameters_alone_are_pointed_out():
                 x = x + nn.functional.linear(nn.functional.rms_norm(x, (16,)), w)
             return x
 
-    with pytest.raises(UserError, match="the matrices in weights belong to no module of a layer"):
+    with pytest.raises(UserError, match="matrices in weights"):
         diagnose(Functions(), X, loss=square)
 
 
@@ -354,7 +354,9 @@ def test_a_structure_may_be_given():
     structure = read_structure(model, X, blocks="layers", branches=("branch",))
     found = diagnose(model, X, loss=square, preset="cheap", structure=structure)
     assert found.structure is structure
-    assert "as named by the caller" in str(found.findings)
+    assert {row["relation"] for row in found.tables["structure"]} == {
+        view.relation for _, view in structure.sublayers
+    }
 
 
 # ---------------------------------------------------------------------------------- what cannot be diagnosed
@@ -365,28 +367,27 @@ def frozen():
 
 
 @pytest.mark.parametrize(
-    ("model", "batch", "loss", "sentence"),
+    ("model", "batch", "loss", "named"),
     [
-        (tower, X[..., :5], square, r"the loss raised RuntimeError: mat1 and mat2"),
-        (tower, {"y": X}, square, r"the loss raised TypeError: linear\(\)"),
-        (frozen, X, square, r"no parameter of Tower is trained.*model\.requires_grad_\(\)"),
-        (tower, X.to("meta"), square, r"the model is on cpu and the batch on meta; move one of them"),
-        (lambda: "bert", X, square,
-         "model is 'bert', and must be a torch.nn.Module"),
-        (tower, X, None, r"Tower puts out no loss.*loss=lambda model, batch"),
-        (tower, X, lambda m, b: m(b), r"the loss is a tensor of shape \[4, 6, 3\], and must be one number"),
-        (tower, X, lambda m, b: m(b).mean().item(), r"the loss is float, and must be one number"),
-        (tower, X, lambda m, b: m(b).mean().detach(), r"the loss has no gradient.*with its graph"),
-        (tower, X, lambda m, b: b["labels"], r"the loss raised \w+Error.*give loss=lambda"),
+        (tower, X[..., :5], square, "RuntimeError: mat1 and mat2"),
+        (tower, {"y": X}, square, r"TypeError: linear\(\)"),
+        (frozen, X, square, r"Tower.*requires_grad_\(\)"),
+        (tower, X.to("meta"), square, "on cpu and the batch on meta"),
+        (lambda: "bert", X, square, "'bert'"),
+        (tower, X, None, "Tower.*loss=lambda model, batch"),
+        (tower, X, lambda m, b: m(b), r"shape \[4, 6, 3\]"),
+        (tower, X, lambda m, b: m(b).mean().item(), "float"),
+        (tower, X, lambda m, b: m(b).mean().detach(), "no gradient"),
+        (tower, X, lambda m, b: b["labels"], r"\w+Error.*loss=lambda"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_diagnosed_is_said_with_what_to_do(model, batch, loss, sentence):
-    with pytest.raises(ValueError, match=sentence):
+)
+def test_what_cannot_be_diagnosed_is_said_with_what_to_do(model, batch, loss, named):
+    with pytest.raises(ValueError, match=named):
         diagnose(model(), batch, loss=loss)
 
 
 def test_a_preset_that_there_is_not():
-    with pytest.raises(ValueError, match="no preset 'quick'; there are cheap, standard, full"):
+    with pytest.raises(ValueError, match=r"'quick'.*cheap, standard, full"):
         diagnose(tower(), X, loss=square, preset="quick")
 
 
@@ -398,9 +399,9 @@ def test_a_wrapper_is_looked_through():
 
 
 def test_a_model_without_a_stream_and_a_loss_that_is_not_finite_are_refused():
-    with pytest.raises(UserError, match=r"no residual stream was found.*blocks="):
+    with pytest.raises(UserError, match=r"no residual stream.*blocks="):
         diagnose(nn.Sequential(nn.Linear(16, 16)), X, loss=square, lr=1e-3)
-    with pytest.raises(UserError, match=r"the loss is nan before any step.*normlab\.check"):
+    with pytest.raises(UserError, match="nan"):
         diagnose(tower(), X, loss=lambda m, b: square(m, b) * float("nan"))
 
 
@@ -426,15 +427,15 @@ def test_a_setup_without_an_optimizer_is_stepped_at_its_rate():
 
 
 @pytest.mark.parametrize(
-    ("setup", "more", "sentence"),
+    ("setup", "more", "named"),
     [
-        (Setup(tower(), X, square), {"loss": square}, "give a Setup or a trainer alone, or a model"),
-        (Setup(tower(), X, square), {"optimizer": adam}, "give a Setup or a trainer alone, or a model"),
-        (Setup(tower(), X, square, adam), {"lr": 1e-3}, r"its own learning rate; leave lr \(--lr\) out"),
-        (Setup(tower(), X, square, lambda m: [adam(m), adam(m)]), {}, "has 2 optimizers"),
-        (tower(), {"loss": square}, "give a batch too"),
+        (Setup(tower(), X, square), {"loss": square}, "Setup or a trainer alone"),
+        (Setup(tower(), X, square), {"optimizer": adam}, "Setup or a trainer alone"),
+        (Setup(tower(), X, square, adam), {"lr": 1e-3}, r"lr \(--lr\)"),
+        (Setup(tower(), X, square, lambda m: [adam(m), adam(m)]), {}, "2 optimizers"),
+        (tower(), {"loss": square}, "batch"),
     ],
 )
-def test_a_setup_with_more_than_it_holds_is_refused(setup, more, sentence):
-    with pytest.raises(UserError, match=sentence):
+def test_a_setup_with_more_than_it_holds_is_refused(setup, more, named):
+    with pytest.raises(UserError, match=named):
         diagnose(setup, **more)

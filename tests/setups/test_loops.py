@@ -11,7 +11,8 @@ import torch
 import normlab
 from normlab.errors import UserError
 from normlab.setups.script import setup_from_script
-from normlab.trials.training import first_steps, read_course
+from normlab.trials.course import read_course
+from normlab.trials.training import first_steps
 
 BEGIN = """
 import torch

@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, Multiplicative
 import normlab
 from normlab.errors import UserError
 from normlab.trace.restore import same_globals
-from normlab.trials.training import Training, read_course, train
+from normlab.trials.course import read_course
+from normlab.trials.training import Training, train
 from trials.tiny import Pairs, Text, loss_of, setup, stepped, warmed
 
 RATES: list[list[float]] = []
@@ -266,7 +267,7 @@ def test_a_copy_that_uses_the_original_is_not_trained(through: str):
 
         given = dataclasses.replace(given, step=step)
     before = copy.deepcopy(bits(given))
-    with pytest.raises(UserError, match="no copy of the model can be trained"):
+    with pytest.raises(UserError, match="no copy"):
         normlab.trial(given, steps=16, rates=[0.01])
     assert all(a is b or torch.equal(a, b) for a, b in zip(before, bits(given), strict=True))
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from normlab.diagnosis import Probe
-from normlab.diagnosis.probes import MEASURED
+from normlab.diagnosis.presets import MEASURED
 from watching.watching import hooks_of, rows_of, steps_of
 
 pl = pytest.importorskip("lightning.pytorch", reason="the extra normlab[lightning] is not installed")

@@ -23,7 +23,7 @@ def test_a_resumed_loop_goes_on_with_its_rows(tmp_path):
     assert steps_of(rows_of(tmp_path / "watch.jsonl")) == [0, 2, 4, 6, 8, 10]
     looped(tmp_path, every_steps=2, first_step=8, steps=1)
     assert steps_of(rows_of(tmp_path / "watch.jsonl")) == [0, 2, 4, 6, 8]
-    with pytest.raises(ValueError, match="first_step is -1, and must be 0 or more"):
+    with pytest.raises(ValueError, match="first_step is -1"):
         normlab.watch(Small(), torch.optim.SGD(Small().parameters()), first_step=-1)
 
 
@@ -70,7 +70,7 @@ def test_the_loss_in_a_tuple_is_seen(tmp_path):
 
 
 def test_without_a_loss_the_page_says_so(tmp_path):
-    with pytest.warns(UserWarning, match=r"no loss was seen.*watch\.loss\(loss\)"):
+    with pytest.warns(UserWarning, match=r"no loss.*watch\.loss"):
         looped(tmp_path, watch_loss=False)
     assert "No loss was recorded" in (tmp_path / "watch.html").read_text()
 
@@ -108,7 +108,7 @@ def test_a_measurement_that_fails_inside_the_model_does_not_end_the_training(tmp
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     probes = [normlab.diagnosis.Probe("*", "output", "similarity")]
     watch = normlab.watch(model, optimizer, out=tmp_path, probes=probes)
-    with pytest.warns(UserWarning, match="something is not measured .*; the training goes on"):
+    with pytest.warns(UserWarning, match="not measured"):
         loss = model(torch.ones(2, 4)).to_dense().square().mean()
     watch.loss(loss)
     loss.backward()

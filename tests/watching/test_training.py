@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normlab.watching.training import follow
-from normlab.watching.watch import Watch
+from normlab.watching.watcher import Watch
 
 pytestmark = pytest.mark.filterwarnings("ignore:normlab")  # these models have no blocks
 

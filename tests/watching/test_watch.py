@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from normlab.diagnosis import Probe, Record
-from normlab.watching.sinks import RecordFile
-from normlab.watching.watch import Watch
+from normlab.watching.record_file import RecordFile
+from normlab.watching.watcher import Watch
 from watching.watching import hooks_of
 
 
@@ -72,7 +72,7 @@ def test_blocks_that_are_found_but_not_read_train_on_and_say_what_to_name():
     model = Gated()
     watching = watch("cheap", [])
     watching.begin(model, 0)
-    with pytest.warns(UserWarning, match=r"no residual stream was found in Gated.*probes=\["):
+    with pytest.warns(UserWarning, match=r"Gated.*probes=\["):
         model(torch.randn(2, 3, 8))
     watching.end()
     assert hooks_of(model) == 0

@@ -16,7 +16,7 @@ import torch
 from normlab.base.extras import extra_for, what_to_install
 from normlab.base.files import read_toml
 from normlab.diagnosis import Structure, read_structure
-from normlab.diagnosis.block import layer_of
+from normlab.diagnosis.containers import layer_of
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError, nearest
 from normlab.setups.setup import Declaration, Setup

@@ -14,7 +14,7 @@ from normlab.cli.advice import refuse_what_is_no_source, require_script
 from normlab.errors import UserError
 
 if TYPE_CHECKING:
-    from normlab.watching.watch import Watch
+    from normlab.watching.watcher import Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class WatchCommand:
         self._require_script()
         from normlab.setups.script import Script
         from normlab.watching.training import follow
-        from normlab.watching.watch import Watch
+        from normlab.watching.watcher import Watch
 
         script = Script(self.module or self.source, self.arguments, bool(self.module))
         errors.write(f"running {script.name}, watched")

@@ -7,11 +7,15 @@ the laboratory import it.
 
 from normlab.base.chart import ByDepth, Growth, HeatMap, Lines, Strips
 from normlab.diagnosis import studies as studies
-from normlab.diagnosis.diagnose import Diagnosis, diagnose
-from normlab.diagnosis.probes import PRESETS, STATISTICS, Observer, Probe, Record, Statistic, measure, observe
-from normlab.diagnosis.structure import StackView, Structure, SublayerView, read_structure
-from normlab.diagnosis.study import Finding, Study, Table, Tables, find, register, registered
+from normlab.diagnosis.diagnose import diagnose
+from normlab.diagnosis.presets import PRESETS
+from normlab.diagnosis.probes import STATISTICS, Observer, Probe, Record, Statistic, measure, observe
+from normlab.diagnosis.reading import read_structure
+from normlab.diagnosis.result import Diagnosis
+from normlab.diagnosis.structure import StackView, Structure, SublayerView
+from normlab.diagnosis.study import Finding, Study, find, register, registered
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table, Tables
 from normlab.trace.tensors import Tap
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Run the studies of a preset on a model: their tables, their findings and the verdict in one line."""
+"""``diagnose``: check what is given, read the model, run the studies of a preset, and judge their tables."""
 
 from __future__ import annotations
 
@@ -6,36 +6,23 @@ import math
 import resource
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from normlab.base.extras import what_to_install
-from normlab.base.io import Count, Positive, to_plain, validated
-from normlab.base.units import count
+from normlab.base.io import Count, Positive, validated
+from normlab.diagnosis.reading import pointed_out, read_structure
 from normlab.diagnosis.recording import refuse_elsewhere
-from normlab.diagnosis.structure import StackView, Structure, pointed_out, read_structure
-from normlab.diagnosis.study import (
-    SEVERITIES,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    by_severity,
-    find,
-    registered,
-    studies_named,
-)
+from normlab.diagnosis.result import Diagnosis
+from normlab.diagnosis.structure import StackView, Structure
+from normlab.diagnosis.study import Finding, Study, by_severity, find, registered, studies_named
 from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
+from normlab.diagnosis.tables import Table
 from normlab.errors import UserError
 from normlab.setups.given import setup_of
 from normlab.setups.named import NamedSetup
@@ -47,108 +34,6 @@ from normlab.trace.optimizers import made_by
 from normlab.trace.rates import rates_of
 from normlab.trace.restore import refuse_hollow, restored, same_globals, same_random_state, undisturbed
 from normlab.trace.tensors import Call, call_model, tensors_in, unregistered, unwrap
-
-if TYPE_CHECKING:
-    import polars as pl
-
-
-@dataclass(frozen=True, repr=False)
-class Diagnosis:
-    """The tables that were measured, and the findings that follow from them."""
-
-    model: str
-    """Name of the model's class."""
-    preset: str
-    structure: Structure
-    tables: Mapping[str, Table]
-    findings: tuple[Finding, ...]
-    """The most severe ones first."""
-    studies: tuple[Study, ...]
-    """The studies that ran, in their order."""
-    seconds: Mapping[str, float]
-    """Seconds of each study by its name."""
-    applied: tuple[str, ...]
-    """Names of the studies that had something to measure and did not fail."""
-    peak_memory_bytes: int
-    """Peak memory: the process's so far on a CPU, torch's tensors' during the diagnosis on a GPU."""
-    facts: Mapping[str, str]
-    """Parameters, batch, loss, learning rate, optimizer and device, in words."""
-
-    @property
-    def cause(self) -> Finding | None:
-        grave = self.at_least("warning")
-        return max(grave, key=lambda f: SEVERITIES.index(f.severity), default=None)
-
-    @property
-    def verdict(self) -> str:
-        """One line: the cause, or that nothing was found."""
-        if self.cause is None:
-            unused = [study.name for study in self.studies if study.name not in self.applied]
-            idle = f" (not applicable: {', '.join(unused).replace('_', ' ')})" if unused else ""
-            return f"nothing found in {len(self.applied)} studies{idle}"
-        return f"{self.cause.severity}: {self.cause.sentence}"
-
-    def at_least(self, severity: str) -> list[Finding]:
-        """Return the findings of this severity (``warning``, say) or above."""
-        return [f for f in self.findings if SEVERITIES.index(f.severity) >= SEVERITIES.index(severity)]
-
-    def to_plain(self) -> dict[str, Any]:
-        return {
-            "verdict": self.verdict,
-            "cause": None if self.cause is None else self.cause.to_plain(),
-            "model": self.model,
-            "preset": self.preset,
-            "facts": dict(self.facts),
-            "structure": str(self.structure),
-            "stacks": {stack.name: Tables(self.tables).label(stack.name) for stack in self.structure.stacks},
-            "findings": [finding.to_plain() for finding in self.findings],
-            "studies": [study.to_plain() for study in self.studies],
-            "seconds": dict(self.seconds),
-            "applied": list(self.applied),
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "tables": {name: [dict(row) for row in table] for name, table in self.tables.items()},
-        }
-
-    def to_polars(self) -> dict[str, pl.DataFrame]:
-        """Return the tables by name, and the findings as one more, as polars data frames.
-
-        Raises UserError if polars is not installed.
-        """
-        try:
-            import polars as pl
-        except ModuleNotFoundError as error:
-            raise UserError(what_to_install("Diagnosis.to_polars()", "charts")) from error
-
-        tables = {name: [dict(row) for row in table] for name, table in self.tables.items()}
-        tables["findings"] = [{**vars(f), "numbers": f.evidence} for f in self.findings]
-        return {name: pl.DataFrame(rows, infer_schema_length=None) for name, rows in tables.items()}
-
-    def page(self, path: str | Path) -> Path:
-        """Draw the diagnosis as a page at this path, with its numbers as JSON beside it; return the path."""
-        from normlab.report.diagnosis import write_diagnosis
-
-        where = Path(path)
-        name = where.name.removesuffix(".html")  # not its stem: v1.2 is a name
-        return write_diagnosis(to_plain(self.to_plain()), where.parent, name)
-
-    def __str__(self) -> str:
-        return "\n".join([self.verdict, *(str(finding) for finding in self.findings)])
-
-    def __repr__(self) -> str:
-        counted = Counter(finding.severity for finding in self.findings)
-        counts = ", ".join(count(counted[kind], kind) for kind in reversed(SEVERITIES) if counted[kind])
-        return f"<Diagnosis of {self.model}: {self.verdict} ({counts or 'no finding'})>"
-
-    def _repr_html_(self) -> str:
-        """The verdict and the findings, for a notebook; notes fold away."""
-        item = "<li><b>{}</b>: {}<br><small>{}</small></li>"
-        grave, notes = list[str](), list[str]()
-        for f in self.findings:
-            line = item.format(f.severity, escape(f.sentence), escape(f.evidence))
-            (notes if f.severity == "note" else grave).append(line)
-        head = f"<p><b>{escape(self.model)}</b>: {escape(self.verdict)}</p><ul>{''.join(grave)}</ul>"
-        folded = f"<details><summary>{count(len(notes), 'note')}</summary><ul>{''.join(notes)}</ul></details>"
-        return head + folded * bool(notes)
 
 
 class Options(TypedDict, total=False):
@@ -201,38 +86,11 @@ def diagnose(
     'diagnosis.html'
     """
     if isinstance(model, Setup) or is_trainer(model):
-        own = setup_of("diagnose", model, batch, loss, {} if optimizer is None else {"optimizer": optimizer})
-        own.require("loss", "gradient")
-        return _of_setup(own, lr, preset, options)
-    studies = studies_named(options["studies"]) if "studies" in options else registered(preset)
-    model, make = _checked(model, batch), optimizer or partial(torch.optim.Adam, lr=lr or STEP_LR)
-    batches = tuple(options.get("batches", ()))
-    setup = Setup(model, (batch, batches), loss, make)
-    call = options.get("call") or loss or call_model
-    with restored(setup) as not_copied:
-        begun = _loss(model, batch, loss) if loss else None  # its errors are its own, not the reader's
-        structure = options.get("structure") or _read(model, batch, call, options)
-        used, rate = made(make, model)
-        warmup = 0 if used.state else options.get("warmup_steps", 0)
-        loss = loss or partial(output_loss, call=call)
-        begins_at = options.get("begins_at")
-        subject = Subject(model, batch, loss, structure, None, make, batches, warmup, begins_at, call)
-        begun = _loss(model, batch, loss) if begun is None else begun
-        tables, failed, seconds, applied = _measure(studies, subject)
-        findings = find(tables, rate if lr or optimizer else None)
-    unread = [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
-    return Diagnosis(
-        model=type(model).__name__,
-        preset=preset,
-        structure=structure,
-        tables=tables,
-        findings=by_severity((*findings, *unread, *failed)),
-        studies=tuple(studies),
-        seconds=seconds,
-        applied=applied,
-        peak_memory_bytes=_peak_memory(_device(model)),
-        facts={**_facts(subject, begun, used, rate), **not_copied},
-    )
+        beside = {} if optimizer is None else {"optimizer": optimizer}
+        setup = setup_of("diagnose", model, batch, loss, beside)
+        setup.require("loss", "gradient")
+        return _of_setup(setup, lr, preset, options)
+    return _of_model(model, batch, loss, lr, optimizer, preset, options)
 
 
 def diagnose_named(
@@ -246,23 +104,74 @@ def diagnose_named(
     return diagnose(source.setup, loss=None, lr=lr, optimizer=None, preset=preset, **(known | options))
 
 
+def _of_model(
+    model: nn.Module,
+    batch: Any,
+    loss: Loss | None,
+    lr: float | None,
+    optimizer: AnyOptimizer | None,
+    preset: str,
+    options: Options,
+) -> Diagnosis:
+    """Diagnose a model on a batch; see ``diagnose``."""
+    studies = studies_named(options["studies"]) if "studies" in options else registered(preset)
+    model = _checked(model, batch)
+    optimizer_or_adam = optimizer or partial(torch.optim.Adam, lr=lr or STEP_LR)
+    batches = tuple(options.get("batches", ()))
+    call = options.get("call") or loss or call_model
+    with restored(Setup(model, (batch, batches), loss, optimizer_or_adam)) as not_copied:
+        # a loss that is given is tried before the model is read: its errors are not the reader's
+        loss_before = _loss(model, batch, loss) if loss else None
+        structure = options.get("structure") or _read(model, batch, call, options)
+        stepping, rate = made(optimizer_or_adam, model)
+        subject = Subject(
+            model,
+            batch,
+            loss or partial(output_loss, call=call),
+            structure,
+            optimizer=optimizer_or_adam,
+            batches=batches,
+            warmup_steps=0 if stepping.state else options.get("warmup_steps", 0),
+            begins_at=options.get("begins_at"),
+            call=call,
+        )
+        if loss_before is None:
+            loss_before = _loss(model, batch, subject.loss_of)
+        measured = _measure(studies, subject)
+        findings = find(measured.tables, rate if lr or optimizer else None)
+    unread = [Finding("unread", "note", why, "structure", {}) for why in structure.unread]
+    return Diagnosis(
+        model=type(model).__name__,
+        preset=preset,
+        structure=structure,
+        tables=measured.tables,
+        findings=by_severity((*findings, *unread, *measured.failed)),
+        studies=tuple(studies),
+        seconds=measured.seconds,
+        applied=tuple(measured.applied),
+        peak_memory_bytes=_peak_memory(_device(model)),
+        facts={**_facts(subject, loss_before, stepping, rate), **not_copied},
+    )
+
+
 def _read(model: nn.Module, batch: Any, call: Call, options: Options) -> Structure:
     """Read the residual stream. A sublayer that names its branch and shows no sum, as when its placement
     keeps the stream on a sphere, is read by that branch.
     """
     blocks, branches = options.get("blocks", ()), options.get("branches", ())
-    stacks = {path.rpartition(".")[0] for path, m in model.named_modules() if _names_its_branch(m)}
-    if stacks and not blocks and not branches:
-        seen = dict[str, StackView]()
-        with suppress(UserError):
-            read = read_structure(model, batch, call=call)
-            seen = {stack.name: stack for stack in read.stacks}
-            if seen.keys() >= stacks:
-                return read
-        with suppress(UserError):
-            by_branch = read_structure(model, batch, call=call, branches=("f",))
-            return replace(by_branch, stacks=tuple(seen.get(stack.name, stack) for stack in by_branch.stacks))
-    return read_structure(model, batch, call=call, blocks=blocks, branches=branches)
+    by_branch = {path.rpartition(".")[0] for path, m in model.named_modules() if _names_its_branch(m)}
+    if not by_branch or blocks or branches:
+        return read_structure(model, batch, call=call, blocks=blocks, branches=branches)
+    by_sums = dict[str, StackView]()
+    with suppress(UserError):
+        read = read_structure(model, batch, call=call)
+        by_sums = {stack.name: stack for stack in read.stacks}
+        if by_sums.keys() >= by_branch:
+            return read
+    with suppress(UserError):
+        read = read_structure(model, batch, call=call, branches=("f",))
+        return replace(read, stacks=tuple(by_sums.get(stack.name, stack) for stack in read.stacks))
+    return read_structure(model, batch, call=call)  # which says why it cannot be read
 
 
 def _names_its_branch(module: nn.Module) -> bool:
@@ -274,13 +183,14 @@ def _names_its_branch(module: nn.Module) -> bool:
     return has_branch and hasattr(module, "place") and hasattr(module, "site")
 
 
-def _of_setup(own: Setup, lr: float | None, preset: str, options: Options) -> Diagnosis:
+def _of_setup(setup: Setup, lr: float | None, preset: str, options: Options) -> Diagnosis:
     """Diagnose what a setup holds, at the rate that its schedule reaches first."""
-    with restored(own) as not_copied:  # drawing a batch changes what it is drawn from, and random states
-        (step, rate), batch = _one_optimizer(own, lr), own.batch
-        with _at_the_peak(own, step, options) as known:
-            found = diagnose(own.model, batch, loss=own.loss, lr=rate, optimizer=step, preset=preset, **known)
-    return replace(found, facts={**found.facts, **not_copied})
+    with restored(setup) as not_copied:  # drawing a batch changes what it is drawn from, and random states
+        optimizer, rate = _one_optimizer(setup, lr)
+        model, batch, loss = setup.model, setup.batch, setup.loss
+        with _at_the_peak(setup, optimizer, options) as known:
+            result = diagnose(model, batch, loss=loss, lr=rate, optimizer=optimizer, preset=preset, **known)
+    return replace(result, facts={**result.facts, **not_copied})
 
 
 def _one_optimizer(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimizer | None, float | None]:
@@ -297,7 +207,9 @@ def _one_optimizer(setup: Setup, lr: float | None) -> tuple[torch.optim.Optimize
         if len(optimizer) > 1:
             raise UserError(f"the setup has {len(optimizer)} optimizers, and a diagnosis steps with one")
         optimizer = optimizer[0] if optimizer else None
-    return optimizer, None if optimizer is not None else setup.lr if lr is None else lr
+    if optimizer is not None:
+        return optimizer, None
+    return None, setup.lr if lr is None else lr
 
 
 @contextmanager
@@ -326,34 +238,46 @@ def _at_the_peak(
             group["lr"] = rate
 
 
-def _measure(
-    studies: Sequence[Study], subject: Subject
-) -> tuple[dict[str, Table], list[Finding], dict[str, float], tuple[str, ...]]:
-    """Run the studies one by one; return tables, failures, seconds, and the names of those that apply."""
-    device, plan = _device(subject.model), list[Row]()
+@dataclass
+class _Measured:
+    """What studies gave."""
+
+    tables: dict[str, Table] = field(default_factory=dict)
+    failed: list[Finding] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    applied: list[str] = field(default_factory=list)
+    """Names of the studies whose tables have rows."""
+
+    def add(self, tables: Table | Iterable[Table]) -> int:
+        """Add tables, each to one of the same name if there is one; return the number of their rows."""
+        added = 0
+        for table in [tables] if isinstance(tables, Table) else tables:
+            rows = self.tables[table.name].rows if table.name in self.tables else ()
+            if len(table):
+                self.tables[table.name] = Table(table.name, (*rows, *table))
+            added += len(table)
+        return added
+
+
+def _measure(studies: Sequence[Study], subject: Subject) -> _Measured:
+    """Run the studies one by one; one that fails becomes a finding."""
+    device, measured = _device(subject.model), _Measured()
     if subject.warmup_steps:
-        begun = {} if subject.begins_at is None else {"first_share": subject.begins_at}
-        plan = [{"warmup_steps": subject.warmup_steps, **begun}]
-    tables = {"plan": Table("plan", tuple(plan))}
-    seconds, failed, applied = dict[str, float](), list[Finding](), list[str]()
+        share = {} if subject.begins_at is None else {"first_share": subject.begins_at}
+        measured.add(Table("plan", ({"warmup_steps": subject.warmup_steps, **share},)))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for study in studies:
         start = time.perf_counter()
         try:
-            result, rows = study.measure(subject), 0
-            for table in [result] if isinstance(result, Table) else result:
-                known = tables[table.name].rows if table.name in tables else ()
-                tables[table.name] = Table(table.name, (*known, *table))
-                rows += len(table)
-            if rows:
-                applied.append(study.name)
+            if measured.add(study.measure(subject)):
+                measured.applied.append(study.name)
         except Exception as error:  # of any kind: the model may be anybody's
-            failed.append(_failure(study.name, error))
+            measured.failed.append(_failure(study.name, error))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds[study.name] = time.perf_counter() - start
-    return {n: t for n, t in tables.items() if len(t)}, failed, seconds, tuple(applied)
+        measured.seconds[study.name] = time.perf_counter() - start
+    return measured
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -382,10 +306,12 @@ def _checked(model: nn.Module, batch: Any) -> nn.Module:
         )
     refuse_hollow(model)
     refuse_elsewhere(model, batch)
-    if hollow := [list(x.shape) for _, x in tensors_in(batch) if not x.numel()]:
-        raise UserError(
-            f"the batch has a tensor of shape {hollow[0]}, with nothing in it; give one of some sequences"
-        )
+    for _, x in tensors_in(batch):
+        if not x.numel():
+            shape = list(x.shape)
+            raise UserError(
+                f"the batch has a tensor of shape {shape}, with nothing in it; give one of some sequences"
+            )
     return model
 
 
@@ -406,34 +332,42 @@ def _loss(model: nn.Module, batch: Any, loss_of: Loss) -> float:
         raise UserError(
             "the loss has no gradient: it is detached or made under torch.no_grad(); return it with its graph"
         )
-    if not math.isfinite(begun := float(loss.detach())):
+    value = float(loss.detach())
+    if not math.isfinite(value):
         raise UserError(
-            f"the loss is {begun} before any step, so nothing can be measured; normlab.check says "
+            f"the loss is {value} before any step, so nothing can be measured; normlab.check says "
             "where that begins"
         )
-    return begun
+    return value
 
 
 def _failure(study: str, error: Exception) -> Finding:
     why = " ".join(str(error).split())[:300]
-    refused = isinstance(error, UserError)
-    kind, severity = ("", "note") if refused else (f"{type(error).__name__}: ", "warning")
-    return Finding("not_done", severity, f"the study {study} was not done: {kind}{why}", "", {})
+    severity = "note"  # the study does not apply, or says what it needs
+    if not isinstance(error, UserError):
+        severity, why = "warning", f"{type(error).__name__}: {why}"
+    return Finding("not_done", severity, f"the study {study} was not done: {why}", "", {})
 
 
 def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _facts(subject: Subject, loss: float, used: torch.optim.Optimizer, rate: float) -> dict[str, str]:
-    model, given = subject.model, [x for _, x in tensors_in(subject.batch)]
-    parameters = list(model.parameters())
+def _facts(subject: Subject, loss: float, optimizer: torch.optim.Optimizer, rate: float) -> dict[str, str]:
+    parameters = list(subject.model.parameters())
+    numbers = f"{sum(p.numel() for p in parameters):,}"
     frozen = sum(p.numel() for p in parameters if not p.requires_grad)
-    count = f"{sum(p.numel() for p in parameters):,}" + (f", {frozen:,} of them frozen" if frozen else "")
-    batch = ", ".join("×".join(map(str, x.shape)) for x in given)
-    optimizer = f"{type(used).__name__}{' during its training' * bool(used.state)}, lr {rate:g}"
-    facts = {"parameters": count, "batch": batch, "device": str(_device(model))}
-    return facts | {"loss": f"{loss:.4g}", "optimizer": optimizer}
+    if frozen:
+        numbers += f", {frozen:,} of them frozen"
+    shapes = ["×".join(map(str, x.shape)) for _, x in tensors_in(subject.batch)]
+    in_training = " during its training" if optimizer.state else ""
+    return {
+        "parameters": numbers,
+        "batch": ", ".join(shapes),
+        "device": str(_device(subject.model)),
+        "loss": f"{loss:.4g}",
+        "optimizer": f"{type(optimizer).__name__}{in_training}, lr {rate:g}",
+    }

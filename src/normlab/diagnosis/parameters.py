@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.block import ATTENTION, FFN, Norms
+from normlab.diagnosis.block import ATTENTION, FFN
+from normlab.diagnosis.norms import Norms
 from normlab.diagnosis.structure import Structure
 from normlab.trace.autograd import nodes_behind
 from normlab.trace.restore import undisturbed
@@ -53,23 +55,30 @@ def owners(model: nn.Module, structure: Structure, seen: Mapping[Tap, Tensor]) -
     """
     uses: dict[str, list[Owner]] = {path: [] for path, _ in model.named_parameters()}
     path_of = {id(parameter): path for path, parameter in model.named_parameters()}
-    ends = {seen[t].grad_fn for _, v in structure.sublayers for t in (v.before, v.branch, v.after)}
     finals = tuple(f"{stack.final_norm}." for stack in structure.stacks if stack.final_norm)
+    ends = {seen[t].grad_fn for _, v in structure.sublayers for t in (v.before, v.branch, v.after)}
     for stack, view in structure.sublayers:
-        own = {seen[view.after].grad_fn, seen[view.branch].grad_fn} - {seen[view.before].grad_fn}
-        for node in nodes_behind(seen[view.after].grad_fn, ends - own):
+        before, branch, after = (seen[tap].grad_fn for tap in (view.before, view.branch, view.after))
+        # the way back ends at every tensor of the stream but passes through this sublayer's own
+        inside = {after, branch} - {before}
+        for node in nodes_behind(after, ends - inside):
             path = path_of.get(id(getattr(node, "variable", None)), "")
             if path and not path.startswith(finals):
                 uses[path].append(Owner(stack, view.index, view.layer, view.role))
-    return {path: _joint(those) for path, those in uses.items()}
+    return {path: _joint(users) for path, users in uses.items()}
 
 
-def _joint(those: list[Owner]) -> Owner:
-    if len(those) < 2:
-        return those[0] if those else Owner()
-    stacks, layers = {owner.stack for owner in those}, {(owner.stack, owner.layer) for owner in those}
-    stack = those[0].stack if len(stacks) == 1 else None
-    return Owner(stack, None, those[0].layer if len(layers) == 1 else None, "shared")
+def _joint(users: list[Owner]) -> Owner:
+    """Return the owner of a parameter that these sublayers use."""
+    if not users:
+        return Owner()
+    if len(users) == 1:
+        return users[0]
+    stacks = {owner.stack for owner in users}
+    layers = {(owner.stack, owner.layer) for owner in users}
+    stack = users[0].stack if len(stacks) == 1 else None
+    layer = users[0].layer if len(layers) == 1 else None
+    return Owner(stack, None, layer, "shared")
 
 
 Parts: TypeAlias = tuple[ParameterPart, ...]
@@ -77,15 +86,26 @@ Parts: TypeAlias = tuple[ParameterPart, ...]
 
 def measuring(model: nn.Module) -> AbstractContextManager[dict[str, Width]]:
     """Fill the dictionary with the widths at modules that hold parameters, in the order of their calls."""
-    holders = {p: m for p, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
-    return first_calls(holders, lambda x: next((y.shape[-1] for _, y in activations(x)), None))
+    holders = {
+        path: module
+        for path, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+    }
+    return first_calls(holders, _width)
+
+
+def _width(values: Any) -> int | None:
+    """Return the last dimension of the first activation among a call's arguments or outputs."""
+    return next((x.shape[-1] for _, x in activations(values)), None)
 
 
 def norms_of(model: nn.Module, widths: Mapping[str, Width]) -> set[str]:
     """Return the measured modules whose output does not grow with their input, by path."""
     norms = Norms(model)
     with undisturbed(model), torch.no_grad():
-        return {p for p, (read, put) in widths.items() if read == put and norms.is_norm(p, read)}
+        return {
+            path for path, (given, output) in widths.items() if given == output and norms.is_norm(path, given)
+        }
 
 
 def kinds(
@@ -101,26 +121,29 @@ def kinds(
     """
     modules, norms = dict(model.named_modules()), norms_of(model, widths)
     shapes = {path: tuple(p.shape) for path, p in model.named_parameters()}
-    plain = {
+    alone = {  # what a parameter's own name and module say
         path: "norm" if _holder(path) in norms else _kind(path, shape, modules[_holder(path)], owned[path])
         for path, shape in shapes.items()
     }
-    tables = {shape for path, shape in shapes.items() if plain[path] == "embedding" and len(shape) == 2}
+    tables = {shape for path, shape in shapes.items() if alone[path] == "embedding" and len(shape) == 2}
+    together: dict[Owner, dict[str, str]] = defaultdict(dict)
+    for path, owner in owned.items():
+        together[owner][path] = alone[path]
     parts: dict[str, Parts] = {}
-    for path, kind in plain.items():
-        near = kind in ("packed", "ffn")
-        group = {p: plain[p] for p, owner in owned.items() if near and owner == owned[path]}
-        dim = dims.get(owned[path].stack)
+    for path, kind in alone.items():
+        dim, beside = dims.get(owned[path].stack), together[owned[path]]
         if kind == "packed":
-            parts[path] = _unpacked(shapes, path, group, width=widths.get(_holder(path)), dim=dim)
+            parts[path] = _unpacked(shapes, path, beside, width=widths.get(_holder(path)), dim=dim)
         elif kind == "ffn":
-            group = {p: k for p, k in group.items() if k == "ffn"}
-            parts[path] = (ParameterPart(_ffn(shapes, path, group, widths, dim=dim)),)
+            matrices = [other for other, kind_of_other in beside.items() if kind_of_other == "ffn"]
+            parts[path] = (ParameterPart(_ffn(shapes, path, matrices, widths, dim=dim)),)
         else:
-            tied = kind == "other" and shapes[path] in tables
+            tied = kind == "other" and shapes[path] in tables  # an output projection like the embedding
             parts[path] = (ParameterPart("embedding" if tied else kind),)
-    biases = [p for p, s in shapes.items() if len(s) == 1 and p.endswith("bias") and plain[p] != "norm"]
-    return parts | {path: _like_matrix(shapes, parts, path) for path in biases}
+    for path, shape in shapes.items():
+        if len(shape) == 1 and path.endswith("bias") and alone[path] != "norm":
+            parts[path] = _like_matrix(shapes, parts, path)
+    return parts
 
 
 def _holder(path: str) -> str:
@@ -141,8 +164,11 @@ def _kind(path: str, shape: tuple[int, ...], module: nn.Module, owner: Owner) ->
 
 
 def _names(path: str) -> list[str]:
-    names = path.lower().split(".")
-    return [name for name in reversed(names) if not name.isdigit() and name not in ("weight", "bias")][:2]
+    """Return the last two names of a path that say something, the last one first."""
+    names = [
+        name for name in path.lower().split(".") if not name.isdigit() and name not in ("weight", "bias")
+    ]
+    return names[:-3:-1]
 
 
 def _projection(path: str) -> str:
@@ -159,17 +185,24 @@ def _projection(path: str) -> str:
 
 
 def _unpacked(
-    shapes: Shapes, path: str, group: Mapping[str, str], *, width: Width | None, dim: int | None
+    shapes: Shapes, path: str, beside: Mapping[str, str], *, width: Width | None, dim: int | None
 ) -> Parts:
     """Return the parts of a packed matrix, including queries if they have no matrix of their own. Queries are
-    as wide as the input of the output projection, or a third of the matrix.
+    as wide as the input of the output projection, or a third of the matrix. ``beside`` has the kinds of all
+    parameters of its sublayer.
     """
+    # torch's linear layers keep outputs first; a matrix of the shape (input, output) keeps them last
     axis = int(width is not None and shapes[path] == width and width[0] != width[1])
     total = shapes[path][axis]
-    outputs = [shapes[p] for p, kind in group.items() if kind == "output" and len(shapes[p]) == 2]
-    queries = outputs[0][0] * outputs[0][1] // dim if len(outputs) == 1 and dim else total // 3
-    if "query" in group.values():
+    outputs = [
+        shapes[other] for other, kind in beside.items() if kind == "output" and len(shapes[other]) == 2
+    ]
+    if "query" in beside.values():
         queries = 0
+    elif len(outputs) == 1 and dim:
+        queries = outputs[0][0] * outputs[0][1] // dim
+    else:
+        queries = total // 3
     keys, odd = divmod(total - queries, 2)
     if odd or keys <= 0 or 0 < queries < keys:
         return (ParameterPart("other"),)
@@ -181,25 +214,34 @@ def _unpacked(
 
 
 def _ffn(
-    shapes: Shapes, path: str, group: Mapping[str, str], widths: Mapping[str, Width], *, dim: int | None
+    shapes: Shapes, path: str, matrices: Sequence[str], widths: Mapping[str, Width], *, dim: int | None
 ) -> str:
     """Classify a feed-forward matrix by its widths: to the inner width, or back to the stream's; a router is
     neither. The order of calls decides if all are as wide as the stream, names if the calls do not show a
-    parameter, as for stacked experts.
+    parameter, as for stacked experts. ``matrices`` are all of its sublayer.
     """
     width = widths.get(_holder(path))
     if width is None or dim not in width or set(shapes[path]) != set(width):
-        words = {word for name in _names(path) for word in name.split("_")}
-        return "ffn_out" if words & FFN_OUT else "ffn_in" if words & FFN_IN else "other"
-    (read, put), holders = width, {_holder(p) for p in group}
-    order = [holder for holder in widths if holder in holders]
-    if put == dim:
-        return "ffn_in" if read == dim and _holder(path) != order[-1] else "ffn_out"
-    back = {widths[holder][0] for holder in order if widths[holder][1] == dim}
-    return "ffn_in" if back & {put, put // 2} else "other"
+        return _ffn_by_name(path)
+    given, output = width
+    holders = {_holder(other) for other in matrices}
+    in_order = [holder for holder in widths if holder in holders]
+    if output == dim:
+        return "ffn_in" if given == dim and _holder(path) != in_order[-1] else "ffn_out"
+    inner = {widths[holder][0] for holder in in_order if widths[holder][1] == dim}
+    # a gated unit may make both halves of twice the inner width in one matrix
+    return "ffn_in" if inner & {output, output // 2} else "other"
+
+
+def _ffn_by_name(path: str) -> str:
+    words = {word for name in _names(path) for word in name.split("_")}
+    if words & FFN_OUT:
+        return "ffn_out"
+    return "ffn_in" if words & FFN_IN else "other"
 
 
 def _like_matrix(shapes: Shapes, known: Mapping[str, Parts], path: str) -> Parts:
+    """Return the parts of a bias: those of the matrix beside it, if it has one."""
     matrix = f"{path.removesuffix('bias')}weight"
     parts = known.get(matrix, known[path])
     if len(parts) > 1 and shapes[path][0] != shapes[matrix][parts[0].axis]:

@@ -1,25 +1,22 @@
-"""Measure signals of any module while it runs, without changing its outputs or gradients. Presets choose
-what is measured along a residual stream.
-"""
+"""Measure signals of any module while it runs, without changing its outputs or gradients."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.structure import Structure
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
 from normlab.trace.record import Seen, Want, matching, record
-from normlab.trace.tensors import Place, Tap, compiles, unwrap, unwrapped
+from normlab.trace.tensors import Place, compiles, unwrap, unwrapped
 
 Statistic = Callable[[Tensor], Tensor]
 
@@ -50,19 +47,19 @@ not a number if t is 1.
 """
 
 
-def whole(x: Tensor) -> Tensor:
+def gathered(x: Tensor) -> Tensor:
     """Return a plain tensor in place of one that may be spread over several ranks."""
-    full: Callable[[], Tensor] | None = getattr(x, "full_tensor", None)
-    return x if full is None else full()
+    full_tensor: Callable[[], Tensor] | None = getattr(x, "full_tensor", None)
+    return x if full_tensor is None else full_tensor()
 
 
 def measure(statistic: str, x: Tensor) -> Tensor:
     """Compute a statistic of a tensor of any floating type, in float32 if the type is narrower.
 
-    A tensor that is spread over ranks, such as a parameter under ``fully_shard``, is made whole first, so
-    every rank has to measure it.
+    A tensor that is spread over ranks, such as a parameter under ``fully_shard``, is gathered first, so every
+    rank has to measure it.
     """
-    x = whole(x.detach())
+    x = gathered(x.detach())
     return STATISTICS[statistic](x.to(torch.promote_types(x.dtype, torch.float32)))
 
 
@@ -103,12 +100,8 @@ class Probe:
     stream: StreamSignal = StreamSignal()
 
     def __post_init__(self) -> None:
-        for kind, given, allowed in (
-            ("signal", self.signal, (*ACTIVATIONS, *PARAMETERS)),
-            ("statistic", self.statistic, tuple(STATISTICS)),
-        ):
-            if given not in allowed:
-                raise UserError(f"unknown {kind} {given!r} in a probe (allowed: {', '.join(allowed)})")
+        _require_known("signal", self.signal, (*ACTIVATIONS, *PARAMETERS))
+        _require_known("statistic", self.statistic, tuple(STATISTICS))
         if self.together and (self.signal not in PARAMETERS or self.statistic != "l2"):
             raise UserError(
                 f"{self.signal}.{self.statistic} of several modules together is not defined; only l2 norms "
@@ -124,11 +117,18 @@ class Probe:
         """Return the fields of a record of this probe, except its step and value; ``place`` is that of a
         tensor after the first.
         """
-        (stack, index, name), suffix = self.stream, f"[{'.'.join(map(str, place))}]" if place else ""
+        stack, index, name = self.stream
+        suffix = f"[{'.'.join(map(str, place))}]" if place else ""
         return stack or None, index, module, (name or self.signal) + suffix, self.statistic
 
 
+def _require_known(kind: str, given: str, allowed: Sequence[str]) -> None:
+    if given not in allowed:
+        raise UserError(f"unknown {kind} {given!r} in a probe (allowed: {', '.join(allowed)})")
+
+
 Key: TypeAlias = tuple[str | None, int | None, str, str, str]
+"""Stack, index, module, signal and statistic of a record."""
 
 
 class Record(NamedTuple):
@@ -155,34 +155,36 @@ class Observer:
         self, model: nn.Module, probes: Sequence[tuple[str, Probe]], flowing: Mapping[Want, Probe], emit: Emit
     ) -> None:
         self._modules, self._emit = dict(model.named_modules()), emit
-        self._probes = [(path, probe) for path, probe in probes if probe.signal in PARAMETERS]
+        self._of_parameters = [(path, probe) for path, probe in probes if probe.signal in PARAMETERS]
         self._flowing = flowing
         self.seen: list[Seen] = []
         self._step: int | None = None
+        """The last step whose records were emitted."""
 
     def flush(self, step: int) -> None:
         """Fetch all measurements since the last call, in one transfer per device, and emit them as records of
         ``step``. Weights and their gradients are measured now.
         """
-        rows = [
-            (self._flowing[s.want].key(s.tap.module, s.tap.place if s.nth else ()), s.value)
-            for s in self.seen
-        ]
+        measured = [(self._key(seen), seen.value) for seen in self.seen]
         self.seen.clear()
         with torch.no_grad():
-            rows += [row for path, probe in self._probes for row in self._parameters(path, probe)]
-        self._step, values = step, dict[int, float]()
-        for device in {x.device for _, x in rows}:
-            here = [i for i, (_, x) in enumerate(rows) if x.device == device]
-            fetched = torch.stack([rows[i][1].float() for i in here]).tolist()
-            values |= dict(zip(here, fetched, strict=True))
-        for i, (key, _) in enumerate(rows):
-            self._emit(Record(step, *key, values[i]))
+            for path, probe in self._of_parameters:
+                measured += self._measure_parameters(path, probe)
+        self._step = step
+        values = _fetched([value for _, value in measured])
+        for (key, _), value in zip(measured, values, strict=True):
+            self._emit(Record(step, *key, value))
 
-    def _parameters(self, path: str, probe: Probe) -> Iterator[tuple[Key, Tensor]]:
+    def _key(self, seen: Seen) -> Key:
+        place = seen.tap.place if seen.nth else ()
+        return self._flowing[seen.want].key(seen.tap.module, place)
+
+    def _measure_parameters(self, path: str, probe: Probe) -> Iterator[tuple[Key, Tensor]]:
         if probe.together:
-            held = [x for inner in probe.together for _, x in self._tensors(inner, probe.signal, deep=True)]
-            if norms := [measure("l2", x) for x in {id(x): x for x in held}.values()]:
+            inside = [x for inner in probe.together for _, x in self._tensors(inner, probe.signal, deep=True)]
+            once_each = {id(x): x for x in inside}.values()
+            norms = [measure("l2", x) for x in once_each]
+            if norms:
                 yield probe.key(path), measure(probe.statistic, torch.stack(norms))
             return
         tensors = self._tensors(path, probe.signal)
@@ -191,16 +193,27 @@ class Observer:
 
     def _tensors(self, path: str, signal: str, *, deep: bool = False) -> list[tuple[Place, Tensor]]:
         """Return a module's parameters or their gradients by name; if ``deep``, also those inside it."""
-        own = [(name, p) for name, p in self._modules[path].named_parameters(recurse=deep) if p.numel()]
+        held = [(name, p) for name, p in self._modules[path].named_parameters(recurse=deep) if p.numel()]
         if signal == "weight":
-            return [((name,), p) for name, p in own]
-        gradients = [((name,), p.grad) for name, p in own if p.grad is not None]
+            return [((name,), p) for name, p in held]
+        gradients = [((name,), p.grad) for name, p in held if p.grad is not None]
         return [(place, g.to_dense() if g.is_sparse else g) for place, g in gradients]
 
     def close(self) -> None:
         """Emit what is pending as records of the step after the last."""
         if self.seen or self._step is None:
             self.flush(0 if self._step is None else self._step + 1)
+
+
+def _fetched(values: Sequence[Tensor]) -> list[float]:
+    """Return the numbers of 0-d tensors, in one transfer per device."""
+    numbers = [math.nan] * len(values)
+    for device in {x.device for x in values}:
+        here = [i for i, x in enumerate(values) if x.device == device]
+        fetched = torch.stack([values[i].float() for i in here]).tolist()
+        for i, number in zip(here, fetched, strict=True):
+            numbers[i] = number
+    return numbers
 
 
 @contextmanager
@@ -228,15 +241,17 @@ def observe(
     pairs = [(path, probe) for probe in probes for path in matching(modules, probe.modules)]
     pairs.sort(key=lambda pair: order[pair[0]])
     flowing = {path for path, probe in pairs if probe.signal in ACTIVATIONS}
-    if unseen := (set(modules) if compiled else _compiled(model, modules)) & flowing:
+    unseen = flowing & (set(modules) if compiled else _compiled(model, modules))
+    if unseen:
         warnings.warn(
             f"{len(unseen)} of {len(flowing)} watched modules run compiled, and what flows through them is "
             "not recorded (weights and their gradients are); for that, observe the model that was given to "
             "torch.compile, and run that",
             stacklevel=3,
         )
-    seen = flowing - unseen
-    wants = {probe.want(path): probe for path, probe in pairs if path in seen and probe.signal in ACTIVATIONS}
+    wants = {
+        probe.want(path): probe for path, probe in pairs if probe.signal in ACTIVATIONS and path not in unseen
+    }
     observer = Observer(unwrap(model), pairs, wants, emit)
     with record(model, wants, on_error=on_error) as observer.seen:
         try:
@@ -246,85 +261,8 @@ def observe(
 
 
 def _compiled(model: nn.Module, modules: Mapping[str, nn.Module]) -> set[str]:
+    """Return the paths of the modules that run compiled."""
     if any(compiles(m) for m in unwrapped(model)):
         return set(modules)
     roots = [path for path, module in modules.items() if compiles(module)]
     return {path for path in modules if any(within(path, root) for root in roots)}
-
-
-# ------------------------------------------------------------------------------------------------ presets
-
-PRESETS: Final = ("cheap", "standard", "full")
-"""From least to most measured; each includes the one before."""
-
-_CHEAP: Final = (("after", "rms"), ("grad", "l2"))
-_STANDARD: Final = (*_CHEAP, ("before", "rms"), ("branch", "rms"), ("grad_after", "rms"), ("weight", "l2"))
-_FULL: Final = (
-    *_STANDARD,
-    ("after", "max_abs"),
-    ("after", "fraction_nonfinite"),
-    ("after", "similarity"),
-    ("grad_branch", "rms"),
-    ("inside", "max_abs"),
-    ("inside", "fraction_zero"),
-)
-MEASURED: Final = dict(zip(PRESETS, (_CHEAP, _STANDARD, _FULL), strict=True))
-"""Signals and statistics of each preset, the same in every trainer and for ``observe``."""
-
-
-def require_preset(name: str) -> None:
-    """Raise UserError, naming the presets, unless this is one."""
-    if name not in PRESETS:
-        raise UserError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
-
-
-@dataclass(frozen=True)
-class SublayerSite:
-    """Where the signals of a sublayer, or of another group of modules, which has no taps, are seen."""
-
-    stack: str
-    index: int | None
-    modules: tuple[str, ...]
-    """The modules that run in the sublayer, which hold its parameters."""
-    taps: Mapping[str, Tap] = field(default_factory=dict)
-    """``before``, ``branch`` and ``after``."""
-    role: str | None = None
-    layer: int | None = None
-
-    @property
-    def module(self) -> str:
-        return self.modules[0] if self.modules else ""
-
-    def probes(self, signal: str, statistic: str) -> Iterator[Probe]:
-        """Yield the probes of one signal; updates have none, since ``observe`` cannot see them."""
-        stream = StreamSignal(self.stack, self.index, signal)
-        if tap := self.taps.get(name := signal.removeprefix("grad_")):
-            every = tap.place not in ((), (0,))  # places of the tensor that a probe measures first
-            side = signal.replace(name, tap.side)
-            yield Probe(tap.module, side, statistic, every_tensor=every, stream=stream)
-        elif signal == "inside":
-            inner = stream._replace(name="")
-            yield from (Probe(module, "output", statistic, stream=inner) for module in self.modules)
-        elif signal in PARAMETERS and self.modules:
-            yield Probe(self.module, signal, statistic, together=self.modules, stream=stream)
-
-
-def preset_probes(sites: Iterable[SublayerSite], preset: str) -> list[Probe]:
-    """Return the probes of a preset at these sublayers. Raises UserError for an unknown preset."""
-    require_preset(preset)
-    probes = (p for site in sites for signal, how in MEASURED[preset] for p in site.probes(signal, how))
-    return list(dict.fromkeys(probes))
-
-
-def stream_sites(structure: Structure, prefix: str = "") -> list[SublayerSite]:
-    """Return the sublayers of a structure that ``read_structure`` returned.
-
-    ``prefix`` is the path of the module that was read within the observed one, including the final dot.
-    """
-    sites: list[SublayerSite] = []
-    for stack, view in structure.sublayers:
-        own = {"before": view.before, "branch": view.branch, "after": view.after}
-        taps = {name: replace(tap, module=prefix + tap.module) for name, tap in own.items()}
-        modules, name = tuple(prefix + path for path in view.modules), f"{prefix}{stack}".rstrip(".")
-        sites.append(SublayerSite(name, view.index, modules, taps, view.role, view.layer))
-    return sites

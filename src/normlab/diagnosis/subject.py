@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -97,18 +98,19 @@ class Subject:
 
         Raises UserError if the loss fails on fewer rows, as one that holds its own targets does.
         """
-        count, used = _count(self.batch) or 1, _tokens(self)
-        kept = max(1, count * tokens // used)
-        if kept >= count:
-            return self, used
-        small = self.on(split(self.batch, -(-count // kept))[0])
+        count, all_tokens = _count(self.batch) or 1, _tokens(self)
+        rows = max(1, count * tokens // all_tokens)
+        if rows >= count:
+            return self, all_tokens
+        first_part = split(self.batch, math.ceil(count / rows))[0]
+        small = self.on(first_part)
         try:
             return small, _tokens(small)
         except Exception as error:
             raise UserError(
-                f"on the first {kept} of the {count} rows of the batch the loss fails with "
-                f"{type(error).__name__}: {error}; give a batch of at most {tokens} tokens, or tokens={used} "
-                "to use all of it"
+                f"on the first {rows} of the {count} rows of the batch the loss fails with "
+                f"{type(error).__name__}: {error}; give a batch of at most {tokens} tokens, or "
+                f"tokens={all_tokens} to use all of it"
             ) from error
 
     def trace(self, taps: Iterable[Tap] = (), **changes: Any) -> Trace:
@@ -126,7 +128,7 @@ class Subject:
     @cached_property
     def forward(self) -> _ForwardPass:
         """A forward pass: that of ``backward`` if there was one."""
-        if "backward" in vars(self):
+        if "backward" in vars(self):  # where a cached property keeps its value
             return self.backward.forward
         with measuring(self.model) as widths:
             passed = self.calls(self._taps).once(graph=True)
@@ -139,19 +141,27 @@ class Subject:
 
         Raises UserError if every parameter is frozen.
         """
-        weights, stacks = trainable(self.model), self.structure.stacks
+        weights = trainable(self.model)
         with measuring(self.model) as widths, self.trace(self._taps).with_graph() as passed:
             if passed.loss is None or not passed.loss.requires_grad:
                 raise UserError(FROZEN)
             forward = self._forward(passed.taps, widths)
-            taps = [t for s in stacks for t in (s.sublayers[0].before, *(v.after for v in s.sublayers))]
-            inner = {tap: passed.taps[tap] for tap in dict.fromkeys(taps) if passed.taps[tap].requires_grad}
-            tensors = [*inner.values(), *weights.values()]
+            stream = {tap: passed.taps[tap] for tap in self._stream_taps if passed.taps[tap].requires_grad}
+            tensors = [*stream.values(), *weights.values()]
             gradients = _zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
             loss = passed.loss.item()
-        stream, own = gradients[: len(inner)], gradients[len(inner) :]
-        slope = Gradients(loss, dict(zip(weights, own, strict=True)))
-        return BackwardPass(forward, slope, dict(zip(inner, stream, strict=True)))
+        of_stream, of_weights = gradients[: len(stream)], gradients[len(stream) :]
+        slope = Gradients(loss, dict(zip(weights, of_weights, strict=True)))
+        return BackwardPass(forward, slope, dict(zip(stream, of_stream, strict=True)))
+
+    @property
+    def _stream_taps(self) -> dict[Tap, None]:
+        """Where each stack begins and after each sublayer, in order, each once."""
+        taps: dict[Tap, None] = {}
+        for stack in self.structure.stacks:
+            taps[stack.sublayers[0].before] = None
+            taps |= dict.fromkeys(view.after for view in stack.sublayers)
+        return taps
 
     @property
     def _taps(self) -> list[Tap]:
@@ -183,23 +193,28 @@ class Subject:
 
         Raises UserError if there is neither a mask nor a gradient.
         """
-        given, batch = dict[str, Tensor](), self.batch if isinstance(self.batch, Mapping) else {}
-        for stack in self.structure.stacks:
-            reads_memory = any(view.role == "cross_attention" for view in stack.sublayers)
-            mask = batch.get("decoder_attention_mask" if reads_memory else "attention_mask")
-            if isinstance(mask, Tensor) and mask.ndim == 2:
-                given[stack.name] = mask != 0
-        given |= self.padding_masks or {}
-        for name, gradient in self._begun([s for s in self.structure.stacks if s.name not in given]).items():
-            given[name] = (gradient != 0).any(-1)
-            if not given[name].any():
+        masks = self._masks_in_batch() | dict(self.padding_masks or {})
+        without = [stack for stack in self.structure.stacks if stack.name not in masks]
+        for name, gradient in self._gradients_at_start(without).items():
+            masks[name] = (gradient != 0).any(-1)
+            if not masks[name].any():
                 raise UserError(
                     f"the loss does not change with any token of {name}, so padding cannot be "
                     "recognised; pass padding_masks={stack: mask}, or a loss that uses the model's output"
                 )
-        return given
+        return masks
 
-    def _begun(self, stacks: Sequence[StackView]) -> dict[str, Tensor]:
+    def _masks_in_batch(self) -> dict[str, Tensor]:
+        masks = dict[str, Tensor]()
+        batch = self.batch if isinstance(self.batch, Mapping) else {}
+        for stack in self.structure.stacks:
+            reads_memory = any(view.role == "cross_attention" for view in stack.sublayers)
+            mask = batch.get("decoder_attention_mask" if reads_memory else "attention_mask")
+            if isinstance(mask, Tensor) and mask.ndim == 2:
+                masks[stack.name] = mask != 0
+        return masks
+
+    def _gradients_at_start(self, stacks: Sequence[StackView]) -> dict[str, Tensor]:
         """Return the gradient of the loss where each stack begins, by its name.
 
         A branch that adds nothing, like ReZero's at the start, leaves no gradient in its parameters and hides
@@ -209,25 +224,33 @@ class Subject:
             return {}
         try:
             _, slope, stream = self.backward
-            begun = {stack.name: stream.get(stack.sublayers[0].before) for stack in stacks}
-            known = {name: g for name, g in begun.items() if g is not None}
-            if len(known) == len(stacks) and all(bool(g.to_dense().any()) for g in slope.gradients.values()):
+            starts = {stack.name: stack.sublayers[0].before for stack in stacks}
+            known = {name: stream[tap] for name, tap in starts.items() if tap in stream}
+            nothing_hidden = all(bool(g.to_dense().any()) for g in slope.gradients.values())
+            if len(known) == len(stacks) and nothing_hidden:
                 return known
-            return self._reached(stacks)
+            return self._gradients_awake(stacks)
         except UserError as error:
             why = f"{error}, or pass padding_masks={{stack: mask}}, True where there is a token"
             raise UserError(why) from error
 
     @torch.enable_grad()
-    def _reached(self, stacks: Sequence[StackView]) -> dict[str, Tensor]:
+    def _gradients_awake(self, stacks: Sequence[StackView]) -> dict[str, Tensor]:
+        """Return the same with weights of which none is zero, where each stack first has a gradient: all
+        before may be frozen.
+        """
         places = {s.name: [*(v.before for v in s.sublayers), s.sublayers[-1].after] for s in stacks}
-        every = [tap for taps in places.values() for tap in taps]
-        with self.trace(every, weights=awake(self.model)).with_graph() as passed:
-            seen = passed.taps
-            first = {n: [seen[t] for t in taps if seen[t].requires_grad][:1] for n, taps in places.items()}
-            if passed.loss is None or not passed.loss.requires_grad or not all(first.values()):
+        taps = [tap for along in places.values() for tap in along]
+        with self.trace(taps, weights=awake(self.model)).with_graph() as passed:
+            if passed.loss is None or not passed.loss.requires_grad:
                 raise UserError(FROZEN)
-            tensors = [x for (x,) in first.values()]
+            first = dict[str, Tensor]()
+            for name, along in places.items():
+                live = [passed.taps[tap] for tap in along if passed.taps[tap].requires_grad]
+                if not live:
+                    raise UserError(FROZEN)
+                first[name] = live[0]
+            tensors = list(first.values())
             gradients = _zeros_for_none(gradients_in(passed.loss, tensors, self.model), tensors)
         return dict(zip(first, gradients, strict=True))
 
@@ -256,11 +279,13 @@ def place(stack: str, view: SublayerView) -> dict[str, str | int]:
 
 
 def _tokens(subject: Subject) -> int:
+    """Return the number of tokens, padding included, of the longest stream; it takes a pass."""
     taps = [stack.sublayers[0].before for stack in subject.structure.stacks]
     return max(x.numel() // x.shape[-1] for x in subject.trace(taps).once().taps.values())
 
 
 def _count(batch: Any) -> int:
+    """Return the number of rows of a batch, or 0 if it has none."""
     return next((len(x) for _, x in tensors_in(batch) if x.ndim), 0)
 
 
@@ -274,9 +299,10 @@ def split(batch: Any, parts: int) -> list[Any]:
     count = _count(batch)
     if not count:
         raise UserError(f"a batch of type {type(batch).__name__} has no rows to split; pass batches=[…]")
-    bounds = [round(i * count / min(parts, count)) for i in range(min(parts, count) + 1)]
+    parts = min(parts, count)
+    bounds = [round(i * count / parts) for i in range(parts + 1)]
 
-    def part(a: int, b: int) -> Any:
-        return map_tensors(batch, lambda _, x: x[a:b] if x.ndim and len(x) == count else x)
+    def rows(start: int, stop: int) -> Any:
+        return map_tensors(batch, lambda _, x: x[start:stop] if x.ndim and len(x) == count else x)
 
-    return [part(a, b) for a, b in pairwise(bounds)]
+    return [rows(start, stop) for start, stop in pairwise(bounds)]

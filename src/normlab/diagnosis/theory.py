@@ -1,15 +1,12 @@
-"""Closed forms for a model at its initialisation, and laws of growth with depth, for comparison."""
+"""Closed forms for a model at its initialisation, with which measurements are compared."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from normlab.diagnosis.structure import SublayerView
@@ -133,129 +130,3 @@ def rms_norm_jacobian(x: Tensor) -> Tensor:
     `[..., D]` to `[...]`. Xiong et al. 2020, Lemma 3 as published (arXiv 2002.04745).
     """
     return x.shape[-1] ** 0.5 / torch.linalg.vector_norm(x, dim=-1)
-
-
-Array: TypeAlias = NDArray[np.float64]
-Curve: TypeAlias = tuple[Sequence[float], Sequence[float]]
-"""Depths and values."""
-
-
-@dataclass(frozen=True)
-class LawFit:
-    """The law ``power``, ``log``, ``linear`` or ``constant``, fitted by least squares.
-
-    ``coefficient`` is b of :func:`fits`; ``exponent`` is p of the power law and None for the others. ``low``
-    and ``high`` bound p if there is one, else b. ``r2`` and ``aic`` are those of the values themselves under
-    every law, so that laws can be compared.
-    """
-
-    law: str
-    coefficient: float
-    exponent: float | None
-    low: float
-    high: float
-    r2: float
-    aic: float
-
-
-def fits(depths: Sequence[float], values: Sequence[float] | Array) -> tuple[LawFit, ...]:
-    r"""Fit :math:`y = b N^p,\quad y = a + b \ln N,\quad y = a + b N,\quad y = b`; with residuals r of n
-    values and k parameters, :math:`R^2 = 1 - \sum r^2 / \sum (y - \bar y)^2` and :math:`\mathrm{AIC} = n
-    \ln(\sum r^2 / n) + 2(k + 1)`.
-
-    The power law is the least-squares fit of :math:`\ln y = \ln b + p \ln N`, and is left out if a value is
-    not positive. Intervals hold with probability 0.95 under Student's t with n - k degrees of freedom,
-    which assumes independent values: those of several seeds are, those of the prefixes of one model are not.
-    R² is 0 if all values are equal.
-
-    Raises UserError for fewer than three depths, or values that are not finite.
-    """
-    n, y = np.asarray(depths, float), np.asarray(values, float)
-    if len(n) != len(y):
-        raise UserError(f"{len(n)} depths and {len(y)} values; give one value for each depth")
-    if len(np.unique(n)) < 3 or not (n > 0).all():
-        raise UserError(f"a law in N needs three different depths above 0, not {np.unique(n).tolist()}")
-    if not np.isfinite(y).all():
-        worst = n[~np.isfinite(y)][0]
-        raise UserError(f"the value at depth {worst:g} is not finite; fit depths below it, or lower the size")
-    from scipy import stats  # it takes a second, and a training that imports this module does not need it
-
-    lines = [("log", np.log(n), y), ("linear", n, y)]
-    if (y > 0).all():
-        lines.insert(0, ("power", np.log(n), np.log(y)))
-    laws = list[LawFit]()
-    for law, x, target in lines:
-        line, power = stats.linregress(x, target), law == "power"
-        slope, spread = float(line.slope), _student(len(x) - 2) * float(line.stderr)
-        b = math.exp(line.intercept) if power else slope
-        fitted = b * n**slope if power else line.intercept + b * x
-        ends = slope - spread, slope + spread
-        laws.append(LawFit(law, b, slope if power else None, *ends, *_quality(y, fitted, parameters=2)))
-    b, spread = float(y.mean()), half_width(y)
-    fitted = np.full_like(y, b)
-    laws.append(LawFit("constant", b, None, b - spread, b + spread, *_quality(y, fitted, parameters=1)))
-    return tuple(laws)
-
-
-def fits_of_curves(curves: Sequence[Curve]) -> tuple[LawFit, ...]:
-    r"""Fit laws to the mean curve, :math:`\bar y_N = \frac{1}{c} \sum_s y_{N,s}` over c curves s of the same
-    depths, such as seeds; an interval is :math:`\pm t_{c-1} \, \mathrm{sd}_s / \sqrt c` of what is fitted to
-    each curve alone.
-
-    The power law's p and :math:`\ln b` are the means of those of the curves, so its interval is around the
-    estimate that it belongs to; the other laws are linear in y and need no such care. All this holds even if
-    the points of one curve depend on each other, as those of the prefixes of one model do.
-    A single curve has the intervals of :func:`fits`. Raises UserError for curves of different depths.
-    """
-    depths = list(curves[0][0])
-    if any(list(n) != depths for n, _ in curves):
-        raise UserError("curves of different depths have no mean; give each seed the same depths")
-    values = np.array([y for _, y in curves], float)
-    whole = fits(depths, values.mean(0))
-    if len(curves) == 1:
-        return whole
-    alone = [{fit.law: fit for fit in fits(depths, row)} for row in values]
-    of_law = ([f[fit.law] for f in alone if fit.law in f] for fit in whole)
-    return tuple(
-        _over_curves(fit, own, (np.asarray(depths, float), values.mean(0)))
-        for fit, own in zip(whole, of_law, strict=True)
-    )
-
-
-def half_width(values: Sequence[float] | Array, level: float = 0.95) -> float:
-    r"""Return :math:`t_{n-1} s / \sqrt n`, half the confidence interval of a mean of n independent values."""
-    from scipy import stats
-
-    return float(_student(len(values) - 1, level) * stats.sem(values))
-
-
-def _student(degrees: int, level: float = 0.95) -> float:
-    from scipy import stats
-
-    return float(stats.t.ppf((1 + level) / 2, degrees))
-
-
-def _over_curves(fit: LawFit, alone: Sequence[LawFit], curve: tuple[Array, Array]) -> LawFit:
-    """Average the power laws of single curves, judged on the mean curve, and take any law's interval from
-    theirs; it is infinite if only one of them has the law.
-    """
-    exponents = [one.exponent for one in alone if one.exponent is not None]
-    if fit.exponent is not None and exponents:
-        p = sum(exponents) / len(exponents)
-        b = math.exp(sum(math.log(one.coefficient) for one in alone) / len(alone))
-        n, y = curve
-        r2, aic = _quality(y, b * n**p, parameters=2)
-        fit = replace(fit, coefficient=b, exponent=p, r2=r2, aic=aic)
-    own = [one.coefficient if one.exponent is None else one.exponent for one in alone]
-    center = fit.coefficient if fit.exponent is None else fit.exponent
-    spread = half_width(own) if len(own) > 1 else math.inf
-    return replace(fit, low=center - spread, high=center + spread)
-
-
-def _quality(y: Array, fitted: Array, *, parameters: int) -> tuple[float, float]:
-    """Return R² and AIC. Residuals below the rounding of y count as that rounding, so AIC is finite."""
-    exact = np.finfo(y.dtype)
-    rounding = float(np.square(exact.eps * y).sum() + exact.tiny)
-    residual, total = float(np.square(y - fitted).sum()), float(np.square(y - y.mean()).sum())
-    aic = len(y) * math.log(max(residual, rounding) / len(y)) + 2 * (parameters + 1)
-    return (1 - residual / total if total > rounding else 0.0), aic

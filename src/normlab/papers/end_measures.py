@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 from torch import Tensor
 
-from normlab.diagnosis.structure import read_structure
+from normlab.diagnosis.reading import read_structure
 from normlab.diagnosis.studies.dependency import MAX_TOKENS, dependency, residual_dependency
 from normlab.diagnosis.studies.gradients import MATRICES, parameter_gradients
 from normlab.diagnosis.subject import Subject

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from normlab.diagnosis.theory import LawFit, fits
+from normlab.diagnosis.laws import LawFit, fits
 from normlab.papers.estimate import Array, Estimate, jackknife, log_slope
 
 LEVEL: Final = 0.95

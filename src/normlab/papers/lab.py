@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from normlab.base.model_config import derive
 from normlab.base.units import count
-from normlab.diagnosis.structure import Structure, read_structure
+from normlab.diagnosis.reading import read_structure
+from normlab.diagnosis.structure import Structure
 from normlab.diagnosis.subject import Subject
 from normlab.errors import SpentError, UserError
 from normlab.lab.config import Config, DataConfig, ModelConfig, SeedConfig, parallel_files, run_id

@@ -14,7 +14,7 @@ from statistics import fmean, linear_regression
 from typing import Any, Final, Literal, NamedTuple
 
 from normlab.base.model_config import ModelConfig
-from normlab.diagnosis.theory import half_width
+from normlab.diagnosis.laws import half_width
 from normlab.scaling import ALL, LEVEL
 from normlab.scaling.measured import Key, Measured, Place
 from normlab.scaling.parametrisation import ONE, Exponents, MuP, Parametrisation

@@ -23,7 +23,8 @@ from normlab.trace.optimizers import copied
 from normlab.trace.restore import restored
 from normlab.trials.attempts import LEAST_STEPS, Attempts, batches_of, kept_trial
 from normlab.trials.change import Variant
-from normlab.trials.journal import Journal, fingerprint
+from normlab.trials.fingerprint import fingerprint
+from normlab.trials.journal import Journal
 from normlab.trials.search import FARTHEST
 from normlab.trials.verdict import INTERRUPTED, Trial
 

@@ -30,7 +30,8 @@ from normlab.trace.restore import restored
 from normlab.trace.tensors import Side, forward_hooks, tensors_in, unwrap
 from normlab.trace.trace import Trace
 from normlab.trials.attempts import batches_of
-from normlab.trials.training import Course, Training, read_course, train
+from normlab.trials.course import Course, read_course
+from normlab.trials.training import Training, train
 
 PRODUCTS: Final = (*MULTIPLIED, "conv1d", "conv2d", "grouped_mm", "_grouped_mm")
 """Functions of torch that sum over the features of what they read."""

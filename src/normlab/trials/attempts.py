@@ -18,10 +18,11 @@ from normlab.setups.setup import Setup, positive, shown
 from normlab.trace.restore import restored, same_random_state
 from normlab.trials import STEPS
 from normlab.trials.change import Variant
+from normlab.trials.course import Course, read_course
 from normlab.trials.journal import Journal
 from normlab.trials.scale import Scale, read_scale
 from normlab.trials.search import LAST, hopeless
-from normlab.trials.training import Course, Training, first_steps, read_course, train
+from normlab.trials.training import Training, first_steps, train
 from normlab.trials.verdict import Trial
 
 LEAST_STEPS: Final = 2 * LAST
@@ -49,8 +50,8 @@ class Plan:
     announce: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
-        if not whole or self.steps < LEAST_STEPS:
+        is_number = isinstance(self.steps, int) and not isinstance(self.steps, bool)
+        if not is_number or self.steps < LEAST_STEPS:
             raise UserError(
                 f"steps is {shown(self.steps)}, but must be a whole number, at least {LEAST_STEPS}: the "
                 f"mean of {LAST} losses counts"
@@ -60,14 +61,15 @@ class Plan:
                 f"budget_s is {shown(self.budget_s)}, but must be a number of seconds above 0, or math.inf "
                 "for no limit"
             )
-        if wrong := [rate for rate in self.rates if not positive(rate)]:
-            raise UserError(f"rates has {shown(wrong[0])}, but must hold numbers above 0, as in 1e-4 1e-3")
+        for rate in self.rates:
+            if not positive(rate):
+                raise UserError(f"rates has {shown(rate)}, but must hold numbers above 0, as in 1e-4 1e-3")
 
 
 def batches_of(setup: Setup, seed: int) -> Callable[[int], list[Any]]:
     """Return a function that gives the first so many batches of a training."""
 
-    @lru_cache(maxsize=2)  # keeps the last numbers when trials grow longer
+    @lru_cache(maxsize=2)  # those of the steps now, and of the last when trials grow longer
     def first(number: int) -> list[Any]:
         with restored(setup), same_random_state(seed):
             return list(islice(setup.stream(), number))
@@ -95,7 +97,8 @@ class _FirstSteps:
 
 def kept_trial(journal: Journal, name: str, rate: float, steps: int) -> Trial | None:
     """The trial at a rate that the journal holds for the variant of this name, if there is one."""
-    if (row := journal.row(trial=name, rate=rate, steps=steps)) is None:
+    row = journal.row(trial=name, rate=rate, steps=steps)
+    if row is None:
         return None
     return Trial(rate, steps, tuple(map(float, row["losses"])), row["stopped"], row["seconds"])
 
@@ -116,23 +119,36 @@ class Attempts:
     @cached_property
     def measured(self) -> _FirstSteps:
         """Rates, targets and the time of a step. Raises UserError if no step trains the copy."""
-        name, setup, steps = self.variant.change, self.variant.setup, self.plan.steps
-        if (row := self.journal.row(measured=name)) is None:
-            start, limit = self.journal.seconds, MEASURING * self.plan.budget_s
-            own = {"seed": self.plan.seed, "groups": self.variant.options}
-            seen = first_steps(setup, self.batches(steps)[:SHOWN], limit_s=limit, **own)
-            course = read_course(setup, seen)
-            if (warmup := self.variant.warmup_steps) is not None:
-                course = replace(course, warmup=warmup / (setup.declare.steps or steps), longest=warmup)
-            scale = read_scale(setup, self.batches(steps), limit, seen.losses[0])
-            row = dict[str, Any](measured=name, course=asdict(course), scale=asdict(scale))
-            row["facts"] = dict(seen.not_copied)
-            row["step_s"] = median(seen.seconds[1:] or seen.seconds)
-            row["seconds"] = self.journal.seconds - start
+        row = self.journal.row(measured=self.variant.change)
+        if row is None:
+            row = self._measure()
             self.journal.append(row)
-        course, scale = from_plain(Course, row["course"]), from_plain(Scale, row["scale"])
-        seconds, facts = float(row["seconds"]), row.get("facts", {})
-        return _FirstSteps(course, scale, [float(row["step_s"])], seconds, facts)
+        return _FirstSteps(
+            course=from_plain(Course, row["course"]),
+            scale=from_plain(Scale, row["scale"]),
+            seconds=[float(row["step_s"])],
+            took=float(row["seconds"]),
+            facts=row.get("facts", {}),
+        )
+
+    def _measure(self) -> dict[str, Any]:
+        """Take the first steps, and return what they show as a row of the journal."""
+        setup, steps, warmup = self.variant.setup, self.plan.steps, self.variant.warmup_steps
+        start, limit = self.journal.seconds, MEASURING * self.plan.budget_s
+        batches, options = self.batches(steps), self.variant.options
+        seen = first_steps(setup, batches[:SHOWN], seed=self.plan.seed, groups=options, limit_s=limit)
+        course = read_course(setup, seen)
+        if warmup is not None:
+            course = replace(course, warmup=warmup / (setup.declare.steps or steps), longest=warmup)
+        scale = read_scale(setup, batches, limit, seen.losses[0])
+        return {
+            "measured": self.variant.change,
+            "course": asdict(course),
+            "scale": asdict(scale),
+            "facts": dict(seen.not_copied),
+            "step_s": median(seen.seconds[1:] or seen.seconds),  # the first one also warms up the machine
+            "seconds": self.journal.seconds - start,
+        }
 
     def trial(
         self, rate: float, steps: int, leads: Sequence[float] = (), tell: Tell | None = None
@@ -141,12 +157,16 @@ class Attempts:
         compared with the losses of the leading one; ``tell`` is called with a line after each step.
         """
         name = self.variant.change
-        if (kept := kept_trial(self.journal, name, rate, steps)) is not None:
+        kept = kept_trial(self.journal, name, rate, steps)
+        if kept is not None:
             return kept
-        if (row := self.journal.row(ended_by=name, budget_s=self.plan.budget_s)) is not None:
-            return str(row["why"])
+        ended = self.journal.row(ended_by=name, budget_s=self.plan.budget_s)
+        if ended is not None:
+            return str(ended["why"])
         start, need = self.journal.seconds, steps * self.measured.step_s
-        seen = self._trained(rate, steps, leads, tell) if start + need <= self.deadline else None
+        seen = None
+        if start + need <= self.deadline:
+            seen = self._trained(rate, steps, leads, tell)
         if seen is None or seen.stopped == LATE:
             why = f"the budget does not hold {steps} steps at {short_rate(rate)}, about {duration(need)}"
             self.journal.append({"ended_by": name, "budget_s": self.plan.budget_s, "why": why})

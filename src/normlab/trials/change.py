@@ -34,8 +34,11 @@ def variants(setup: Setup, change: Changes, steps: int) -> list[Variant]:
     such as ``betas=0.9,0.95``. Raises UserError for what cannot be changed.
     """
     words = [change] if isinstance(change, str) else change
-    named = words if isinstance(words, Mapping) else dict.fromkeys(words)
-    return [Variant(setup), *(Variant(o, w) if o else _changed(setup, w, steps) for w, o in named.items())]
+    setups = words if isinstance(words, Mapping) else dict.fromkeys(words)
+    tried = [Variant(setup)]
+    for word, other in setups.items():
+        tried.append(Variant(other, word) if other else _changed(setup, word, steps))
+    return tried
 
 
 def _changed(setup: Setup, word: str, steps: int) -> Variant:
@@ -48,25 +51,43 @@ def _changed(setup: Setup, word: str, steps: int) -> Variant:
     if name == "lr":
         raise UserError(f"change is {shown(word)}, but rates are tried anyway; name some with --rates")
     if name == "warmup":
-        whole = setup.declare.steps or steps
-        if not value.isdigit() or int(value) > whole:
-            of = "the steps declared" if setup.declare.steps else "those of a trial; declare steps= for more"
-            raise UserError(f"change warmup is {value!r}, but must be a number of steps up to {whole}, {of}")
-        return Variant(setup, word, warmup_steps=int(value))
+        return Variant(setup, word, warmup_steps=_warmup(setup, value, steps))
+    return Variant(setup, word, options={name: _option(setup, word, name, value)})
+
+
+def _warmup(setup: Setup, value: str, steps: int) -> int:
+    most = setup.declare.steps or steps
+    if not value.isdigit() or int(value) > most:
+        of = "the steps declared" if setup.declare.steps else "those of a trial; declare steps= for more"
+        raise UserError(f"change warmup is {value!r}, but must be a number of steps up to {most}, {of}")
+    return int(value)
+
+
+def _option(setup: Setup, word: str, name: str, value: str) -> Any:
+    """Return the value of an optimizer's option. Raises UserError if it is not of the kind of the own one."""
     with restored(setup):
-        held = groups_of(copied(setup)[1])
-    allowed = sorted({k for g in held for k, v in g.items() if _plain(v) and k not in ("lr", "initial_lr")})
-    refuse_unknown(name, [*allowed, "warmup"], "the optimizer")
-    own = next(g[name] for g in held if name in g)
+        groups = groups_of(copied(setup)[1])
+    rates = ("lr", "initial_lr")
+    allowed = {key for group in groups for key, held in group.items() if _plain(held) and key not in rates}
+    refuse_unknown(name, [*sorted(allowed), "warmup"], "the optimizer")
+    current = next(group[name] for group in groups if name in group)
     new: Any = None
     with suppress(ValueError, SyntaxError):
         new = ast.literal_eval(value)
-    pair = isinstance(own, (tuple, list))
-    alike = isinstance(new, (tuple, list)) == pair and isinstance(new, bool) == isinstance(own, bool)
-    if not alike or not _plain(new) or (pair and len(new) != len(own)):
-        raise UserError(f"change is {shown(word)}, but must be of the kind of the optimizer's own, {own}")
-    return Variant(setup, word, options={name: new})
+    if not _plain(new) or not _alike(new, current):
+        raise UserError(f"change is {shown(word)}, but must be of the kind of the optimizer's own, {current}")
+    return new
+
+
+def _alike(new: Any, current: Any) -> bool:
+    """Return whether both are sequences of one length, both switches, or both numbers."""
+    if isinstance(current, (tuple, list)):
+        return isinstance(new, (tuple, list)) and len(new) == len(current)
+    return not isinstance(new, (tuple, list)) and isinstance(new, bool) == isinstance(current, bool)
 
 
 def _plain(x: Any) -> bool:
-    return isinstance(x, (bool, int, float)) or (isinstance(x, (tuple, list)) and all(map(_plain, x)))
+    """Return whether a value is a switch, a number, or a sequence of such."""
+    if isinstance(x, (tuple, list)):
+        return all(map(_plain, x))
+    return isinstance(x, (bool, int, float))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +13,8 @@ from typing import Any, Final
 from normlab.base.files import append_rows, regular
 from normlab.base.io import Amount, Positive, Size, from_plain, parsed
 from normlab.errors import UserError
-from normlab.setups.setup import Setup
-from normlab.trace.dry_run import groups_of
-from normlab.trace.optimizers import copied
-from normlab.trace.restore import restored
-from normlab.trace.tensors import bytes_of, tensors_in
+from normlab.trials.course import Course
 from normlab.trials.scale import Scale
-from normlab.trials.training import Course
 
 FILE: Final = "trials.jsonl"
 MARK_S: Final = 10.0
@@ -120,29 +112,31 @@ class Journal:
         """
         self.path = None if folder is None else Path(folder) / FILE
         self.rows = [] if self.path is None else _rows(self.path)
-        spent = [sum(row.get("seconds", 0.0) for row in self.rows), *(r.get("spent", 0.0) for r in self.rows)]
-        self.began = (time.monotonic() if since is None else since) - max(spent)
-        setups = [row["setup"] for row in self.rows if "setup" in row]
         if self.rows and "setup" not in self.rows[0]:
             raise UserError(f"{self.path} holds no trials; name another folder")
-        held = {name: mark for own in setups for name, mark in own.items()}
+        self.began = (time.monotonic() if since is None else since) - _seconds_spent(self.rows)
+        held: dict[str, str] = {}
+        for row in self.rows:
+            held |= row.get("setup", {})
         self._require_same(folder, setup, held)
         if not self.rows or setup.keys() - held.keys():
             self.append({"setup": {name: mark for name, mark in setup.items() if name not in held}})
 
     def _require_same(self, folder: Any, setup: dict[str, str], held: dict[str, str]) -> None:
-        both = {*map(_size, setup)} & {*map(_size, held)}
-        if held and not both:
+        """Raise UserError unless the digests of the sizes that both have are equal."""
+        in_both = {*map(_size, setup)} & {*map(_size, held)}
+        if held and not in_both:
             sizes = ", ".join(dict.fromkeys(map(_size, held))) or "a setup of one size"
             raise UserError(
                 f"{folder} holds trials of {sizes}, but none of that is asked for, so nothing shows whether "
                 "they are of the same setup; ask for one of them, too, or name another folder"
             )
-        every = {name: None for name in (*setup, *held) if _size(name) in both}
-        if other := [name for name in every if setup.get(name) != held.get(name)]:
+        names = dict.fromkeys(name for name in (*setup, *held) if _size(name) in in_both)
+        differing = [name for name in names if setup.get(name) != held.get(name)]
+        if differing:
             raise UserError(
-                f"{folder} holds trials of another setup: {', '.join(other)} differ; to continue, draw the "
-                "same from the same seed, or name another folder"
+                f"{folder} holds trials of another setup: {', '.join(differing)} differ; to continue, draw "
+                "the same from the same seed, or name another folder"
             )
 
     @property
@@ -152,7 +146,7 @@ class Journal:
 
     def row(self, **key: Any) -> dict[str, Any] | None:
         """The row with these entries, if there is one."""
-        return next((r for r in self.rows if key.items() <= r.items()), None)
+        return next((row for row in self.rows if key.items() <= row.items()), None)
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row, to the file as well."""
@@ -167,7 +161,14 @@ class Journal:
             self.append({})
 
 
+def _seconds_spent(rows: Sequence[dict[str, Any]]) -> float:
+    """Return the seconds spent when the last row was written, or at least those of the trials themselves."""
+    marks = [row.get("spent", 0.0) for row in rows]
+    return max(sum(row.get("seconds", 0.0) for row in rows), *marks, 0.0)
+
+
 def _size(name: str) -> str:
+    """Return the size in the name of a digest, such as "width 64"; empty if a setup has only one."""
     return name.partition(" at ")[2]
 
 
@@ -180,11 +181,11 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with open(path, "rb", opener=regular) as file:
-        whole, newline, torn = file.read().rpartition(b"\n")
+        complete, newline, torn = file.read().rpartition(b"\n")
     if torn:
-        os.truncate(path, len(whole) + len(newline))
+        os.truncate(path, len(complete) + len(newline))
     rows = list[dict[str, Any]]()
-    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+    for number, line in enumerate(complete.split(b"\n") if complete else (), start=1):
         try:
             rows.append(_row(line))
         except (UserError, UnicodeDecodeError) as error:
@@ -196,47 +197,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _row(line: bytes) -> dict[str, Any]:
+    """Return a row. Raises UserError if it is not of its kind."""
     row = parsed(line.decode())
-    kinds = [_KINDS[key] for key in _KINDS if isinstance(row, dict) and key in row]
-    from_plain(kinds[0] if kinds else _Row, row)
+    keys = [key for key in _KINDS if isinstance(row, dict) and key in row]
+    from_plain(_KINDS[keys[0]] if keys else _Row, row)
     return row
-
-
-def fingerprint(setup: Setup, batches: Sequence[Any], **plan: Any) -> dict[str, str]:
-    """Digests, by name, of what changes the losses of trials: weights, optimizer, code, batches, plan."""
-    with restored(setup):
-        model, optimizers, _ = copied(setup)
-        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        options = [sorted((k, v) for k, v in g.items() if k != "params") for g in groups_of(optimizers)]
-    parts = {
-        "model": [type(model).__name__, *_bits(state)],
-        "optimizer": [*(type(o).__name__ for o in optimizers), repr(options)],
-        **{name: [_code(getattr(setup, name))] for name in ("loss", "step", "scheduler")},
-        "batches": [bits for b in {id(b): b for b in batches}.values() for bits in _bits(b)],
-    }
-    return {**{name: _digest(own) for name, own in parts.items()}, **{k: str(v) for k, v in plan.items()}}
-
-
-def _bits(value: Any) -> Iterator[bytes | str]:
-    for place, x in tensors_in(value):
-        yield f"{place} {x.dtype} {list(x.shape)}"
-        yield bytes_of(x)
-
-
-def _digest(parts: Sequence[bytes | str]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update((part if isinstance(part, bytes) else part.encode()) + b"\0")
-    return digest.hexdigest()
-
-
-def _code(value: Any) -> str:
-    """The source of a function, and the plain values that it closes over; for an object, of its class."""
-    function = getattr(value, "__func__", value)
-    if not inspect.isfunction(function):
-        return type(value).__name__
-    text = function.__code__.co_code.hex()
-    with suppress(OSError):  # a function that was typed in has no source
-        text = inspect.getsource(function)
-    held = [*inspect.getclosurevars(function).nonlocals.values(), *(function.__defaults__ or ())]
-    return f"{text} {[x for x in held if isinstance(x, (bool, int, float, str))]!r}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -24,6 +24,7 @@ LEARNT_NATS: Final = 0.15
 """A loss that is less than this below the unigram entropy does not show that the inputs are used."""
 
 BIAS_NATS: Final = 0.01
+"""Targets are counted until their entropy is biased by less than this."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,52 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
     Targets are read until the bias of the entropy, (V - 1) / 2N for N targets in V classes, falls below
     ``BIAS_NATS``, as far as ``seconds`` allow.
     """
-    deadline, counted = time.monotonic() + seconds, 0
-    losses, read = list[float](), list[list[tuple[float, Targets]]]()
+    losses, read = _read_targets(setup, batches, time.monotonic() + seconds)
+    if not losses or not 2 / 3 < first / losses[0] < 3 / 2:  # half or twice as much is another unit
+        differs = f"the step returns {first:.4g} for a loss of {losses[0]:.4g}" if losses else ""
+        return Scale(first, unknown=differs or "no loss= was passed")
+    start = fmean(losses)
+    if not all(read) or len({len(heads) for heads in read}) > 1:
+        return Scale(start, unknown="no output has the gradient of a cross-entropy")
+    heads = list(zip(*read, strict=True))  # each output's, over the batches
+    weights = [fmean(head.weight for head in of_head) for of_head in heads]
+    weight = sum(weights)
+    rest = start - fmean(sum(head.value for head in of_batch) for of_batch in read)
+
+    def mixed(values: list[float]) -> float:
+        return sum(w * value for w, value in zip(weights, values, strict=True)) / weight
+
+    return Scale(
+        start=(start - rest) / weight,
+        unigram=mixed([_entropy([head.targets for head in of_head]) for of_head in heads]),
+        uniform=mixed([math.log(of_head[0].targets.classes) for of_head in heads]),
+        targets=sum(of_batch[0].number for of_batch in read),
+        batches=len(losses),
+        weight=weight,
+        rest=rest,
+    )
+
+
+class _Head(NamedTuple):
+    """The targets of an output, and the cross-entropy that the loss takes of it."""
+
+    targets: Targets
+    value: float
+
+    @property
+    def number(self) -> int:
+        return int(self.targets.counted.sum())
+
+    @property
+    def weight(self) -> float:
+        return float(self.targets.weight[self.targets.counted].sum())
+
+
+def _read_targets(
+    setup: Setup, batches: Sequence[Any], deadline: float
+) -> tuple[list[float], list[list[_Head]]]:
+    """Return the loss of each batch and the targets of its outputs, until there are enough or it is late."""
+    losses, read, counted = list[float](), list[list[_Head]](), 0
     with restored(setup), suppress(UserError):  # the step alone may know the loss
         model = copied_model(unwrap(setup.model))
         for batch in {id(batch): batch for batch in batches}.values():
@@ -86,42 +131,22 @@ def read_scale(setup: Setup, batches: Sequence[Any], seconds: float, first: floa
             with trace.with_graph(events=True, functions=RECORDED) as passed:
                 scored = read_logits(trace, passed)
                 losses.append(float(passed.loss.detach()) if passed.loss is not None else math.nan)
-            heads = [pair for pair in scored if pair[0].output] or scored
-            read.append([(asked.value(logits.value), asked) for logits, asked in heads])
-            counted += int(heads[0][1].counted.sum()) if heads else 0
-            enough = heads and (heads[0][1].classes - 1) / 2 <= BIAS_NATS * counted
+            outputs = [pair for pair in scored if pair[0].output] or scored
+            heads = [_Head(targets, targets.value(logits.value)) for logits, targets in outputs]
+            read.append(heads)
+            counted += heads[0].number if heads else 0
+            enough = heads and (heads[0].targets.classes - 1) / 2 <= BIAS_NATS * counted
             if enough or time.monotonic() > deadline:
                 break
-    if not losses or not 2 / 3 < first / losses[0] < 3 / 2:  # half or twice as much is another unit
-        differs = f"the step returns {first:.4g} for a loss of {losses[0]:.4g}" if losses else ""
-        return Scale(first, unknown=differs or "no loss= was passed")
-    start = fmean(losses)
-    if not all(read) or len({len(heads) for heads in read}) > 1:
-        return Scale(start, unknown="no output has the gradient of a cross-entropy")
-    rest = start - fmean(sum(value for value, _ in heads) for heads in read)
-    heads = [[asked for _, asked in one] for one in zip(*read, strict=True)]
-    weights = [fmean(float(t.weight[t.counted].sum()) for t in head) for head in heads]
-    weight = sum(weights)
-
-    def mixed(values: list[float]) -> float:
-        return sum(w * value for w, value in zip(weights, values, strict=True)) / weight
-
-    return Scale(
-        start=(start - rest) / weight,
-        unigram=mixed([_entropy(head) for head in heads]),
-        uniform=mixed([math.log(head[0].classes) for head in heads]),
-        targets=counted,
-        batches=len(losses),
-        weight=weight,
-        rest=rest,
-    )
+    return losses, read
 
 
 def _entropy(targets: Sequence[Targets]) -> float:
     """The entropy of the target classes, each counted as often as the loss weighs it."""
     counts = torch.zeros(targets[0].classes, dtype=torch.float64)
-    for one in targets:
-        counts.index_add_(0, one.ids[one.counted].reshape(-1), one.weight[one.counted].reshape(-1).double())
-    smoothing = fmean(one.smoothing for one in targets)
+    for of_batch in targets:
+        ids, weights = of_batch.ids[of_batch.counted], of_batch.weight[of_batch.counted]
+        counts.index_add_(0, ids.reshape(-1), weights.reshape(-1).double())
+    smoothing = fmean(of_batch.smoothing for of_batch in targets)
     p = (1 - smoothing) * counts / counts.sum() + smoothing / len(counts)
     return -float(torch.xlogy(p, p).sum())

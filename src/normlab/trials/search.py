@@ -10,6 +10,7 @@ from typing import Any, Final
 LAST: Final = 8
 """How many of the last losses are averaged to judge a trial at a step."""
 ABOVE_START_NATS: Final = 0.5
+"""A trial this far above its start diverges."""
 BEHIND: Final = 0.1
 """A trial may be behind the best one by this share of the best one's fall."""
 USABLE: Final = 0.05
@@ -57,22 +58,26 @@ def next_octave(scores: Scores, reference: float, errors: Scores = NONE) -> int 
     if not scores:
         return 0
     best = best_of(scores)
-    if math.isinf(scores[best]):
+    if math.isinf(scores[best]):  # all failed
         return best - 2 if best > -FARTHEST else None
     for gap in (2, 1):
         for side in (1, -1):
-            if not any(best + side * k in scores for k in range(1, gap + 1)) and abs(best) < FARTHEST:
+            tried = any(best + side * octaves in scores for octaves in range(1, gap + 1))
+            if not tried and abs(best) < FARTHEST:
                 return best + side * gap
     top = highest_usable(scores, reference, errors)
-    above = [k for k in scores if k > top]
+    above = [octave for octave in scores if octave > top]
     if not above:
         return top + 2 if top < FARTHEST else None
-    return None if min(above) == top + 1 else (top + min(above)) // 2
+    unusable = min(above)
+    return None if unusable == top + 1 else (top + unusable) // 2
 
 
 def best_of(scores: Scores) -> Any:
     """The rate with the lowest loss: among equals the highest, or the lowest if all failed."""
-    return min(scores, key=lambda k: (scores[k], k if math.isinf(scores[k]) else -k))
+    lowest = min(scores.values())
+    rates = [rate for rate in scores if scores[rate] == lowest]
+    return min(rates) if math.isinf(lowest) else max(rates)
 
 
 def is_usable(scores: Scores, rate: Any, reference: float, errors: Scores = NONE) -> bool:
@@ -86,7 +91,7 @@ def is_usable(scores: Scores, rate: Any, reference: float, errors: Scores = NONE
 def highest_usable(scores: Scores, reference: float, errors: Scores = NONE) -> Any:
     """The largest rate that is usable, as are all that were tried between it and the best."""
     top = best_of(scores)
-    for rate in sorted(k for k in scores if k > top):
+    for rate in sorted(rate for rate in scores if rate > top):
         if not is_usable(scores, rate, reference, errors):
             break
         top = rate

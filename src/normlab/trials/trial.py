@@ -18,7 +18,8 @@ from normlab.trace.tensors import unwrap
 from normlab.trials import STEPS
 from normlab.trials.attempts import LEAST_STEPS, Attempts, Plan, batches_of
 from normlab.trials.change import Changes, Variant, variants
-from normlab.trials.journal import Journal, fingerprint
+from normlab.trials.fingerprint import fingerprint
+from normlab.trials.journal import Journal
 from normlab.trials.search import FARTHEST, next_octave
 from normlab.trials.verdict import INTERRUPTED, Trial, Trials
 
@@ -63,7 +64,7 @@ def trial(
     one that another process is at work in.
 
     >>> trials = normlab.trial(model, batch, loss=loss, optimizer=optimizer, rates=(1e-3, 1e-2), steps=16)
-    >>> [round(one.rate, 4) for one in trials.rates], trials.page("trial.html").name
+    >>> [round(trial.rate, 4) for trial in trials.rates], trials.page("trial.html").name
     ([0.001, 0.01], 'trial.html')
     """
     setup = setup_of("trial", model, batch, loss, rest, OPTIONS, batches=steps)
@@ -79,20 +80,30 @@ def trial(
         raise UserError(str(reason)) from reason
 
 
-def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
+def _walk(tried: Sequence[Variant], plan: Plan) -> Trials:
     """Plan, scan and answer, for the setup and for each change of it, on the same batches."""
-    batches, held = batches_of(every[0].setup, plan.seed), dict[str, str]()
+    setup = tried[0].setup
+    batches, marks = batches_of(setup, plan.seed), dict[str, str]()
     if plan.folder is not None:
-        changes = [one.change for one in every]
-        asked = {"steps": plan.steps, "seed": plan.seed, "rates": plan.rates, "change": changes}
-        held = fingerprint(every[0].setup, batches(plan.steps), **asked)
-    journal, share = Journal(plan.folder, held), plan.budget_s / len(every)
-    scans = [_Scan(Attempts(one, plan, batches, journal, share * (i + 1))) for i, one in enumerate(every)]
+        changes = [variant.change for variant in tried]
+        marks = fingerprint(
+            setup, batches(plan.steps), steps=plan.steps, seed=plan.seed, rates=plan.rates, change=changes
+        )
+    journal, share = Journal(plan.folder, marks), plan.budget_s / len(tried)
+    scans = list[_Scan]()
+    for number, variant in enumerate(tried, start=1):
+        scans.append(_Scan(Attempts(variant, plan, batches, journal, deadline=share * number)))
     steps, sentence = _planned(scans[0])
     if plan.announce is not None:
-        plan.announce(f"for each of {len(every)} setups, {sentence}" if len(every) > 1 else sentence)
+        plan.announce(f"for each of {len(scans)} setups, {sentence}" if len(scans) > 1 else sentence)
     if steps < LEAST_STEPS:
         return replace(scans[0].answer(steps, sentence), plan=sentence)
+    answers = _answers(scans, steps)
+    return replace(answers[0], plan=sentence, variants=tuple(answers[1:]), seconds=journal.seconds)
+
+
+def _answers(scans: Sequence[_Scan], steps: int) -> list[Trials]:
+    """Return the answer of each scan, or those so far after Ctrl-C, which the last of them then says."""
     answers = list[Trials]()
     for scan in scans:
         try:
@@ -105,35 +116,38 @@ def _walk(every: Sequence[Variant], plan: Plan) -> Trials:
             else:
                 raise
             break
-    return replace(answers[0], plan=sentence, variants=tuple(answers[1:]), seconds=journal.seconds)
+    return answers
 
 
 def _planned(scan: _Scan) -> tuple[int, str]:
     """The steps of a trial, and the sentence about what the first scan's time holds and can tell."""
-    plan, own, share = scan.attempts.plan, scan.attempts.measured, scan.attempts.deadline
-    asked = plan.steps
+    plan, measured, share = scan.attempts.plan, scan.attempts.measured, scan.attempts.deadline
+    wanted, step_s = plan.steps, measured.seconds[0]
     if math.isinf(plan.budget_s):
         scan.about = len(plan.rates) or WHOLE
-        whole = duration(scan.about * asked * own.seconds[0])
-        return asked, f"no limit in time: about {scan.about} trials of {asked} steps, {whole}"
-    took, step_s, planned = own.took, own.seconds[0], scan.attempts.variant.setup.declare.steps
-    left = share - took
-    enough = duration((took + WHOLE * asked * step_s) * plan.budget_s / share)
-    steps = asked if FEWEST * asked * step_s <= left else max(int(left / step_s / FEWEST), 0)
+        expected = duration(scan.about * wanted * step_s)
+        return wanted, f"no limit in time: about {scan.about} trials of {wanted} steps, {expected}"
+    left = share - measured.took
+    enough = duration((measured.took + WHOLE * wanted * step_s) * plan.budget_s / share)
+    steps = wanted
+    if FEWEST * wanted * step_s > left:
+        steps = max(int(left / step_s / FEWEST), 0)
     if steps < LEAST_STEPS:
-        need = duration(FEWEST * asked * step_s)
+        need = duration(FEWEST * wanted * step_s)
         return steps, (
-            f"too short to tell: {FEWEST} trials of {asked} steps take {need}, at {step_s:.2g} s a step, but "
-            f"{duration(max(left, 0.0))} are left; a budget of {enough} would give a range"
+            f"too short to tell: {FEWEST} trials of {wanted} steps take {need}, at {step_s:.2g} s a step, "
+            f"but {duration(max(left, 0.0))} are left; a budget of {enough} would give a range"
         )
-    scan.about = min(WHOLE, trials := int(left / (steps * step_s)))
+    trials = int(left / (steps * step_s))
+    scan.about = min(WHOLE, trials)
     text = f"{duration(left)} allows {trials} trials of {steps} steps, {duration(steps * step_s)} each"
+    planned = scan.attempts.variant.setup.declare.steps
     if planned:
         part = trials * steps / planned
         times = f"{part:.1%} of" if part < 1 else f"{part:.1f} times"
         text += f", {times} the {planned:,} steps that are planned"
-    if steps < asked:
-        return steps, f"{text}: too few for {asked} steps each, for which a range takes {enough}"
+    if steps < wanted:
+        return steps, f"{text}: too few for {wanted} steps each, for which a range takes {enough}"
     if trials < WHOLE:
         return steps, f"{text}: rates can be compared, perhaps not their range; {enough} would do for that"
     return steps, f"{text}: enough for a range"
@@ -155,38 +169,54 @@ class _Scan:
         are on a plateau, at the lowest, which may leave it although higher ones do not.
         """
         first, planned = steps, self.attempts.variant.setup.declare.steps
-        queue = [*self.attempts.plan.rates] or [self.attempts.measured.course.rate]
+        rates = [*self.attempts.plan.rates] or [self.attempts.measured.course.rate]
         longest = min(LONGER * steps, planned or LONGER * steps)
         while True:
-            answer = self.answer(steps, self._round(steps, queue, longer=steps > first))
-            whole = [t for t in answer.rates if not t.stopped]
-            queue = [t.rate for t in sorted(whole, key=lambda t: t.loss) if t.falls]
-            queue = queue or [t.rate for t in whole[:1]]
+            ended_by = self._round(steps, rates, longer=steps > first)
+            answer = self.answer(steps, ended_by)
+            rates = self._worth_longer(answer)
             steps *= 2
-            if answer.ended_by or answer.learns or answer.unmoved or not queue or steps > longest:
+            is_final = answer.ended_by or answer.learns or answer.unmoved
+            if is_final or not rates or steps > longest:
                 return answer
 
-    def _round(self, steps: int, queue: list[float], *, longer: bool) -> str:
-        """Try the rates of a queue, then those that a scan adds; return what ended it early."""
-        while queue or (queue := self._next(steps, longer=longer)):
-            rate, queue = queue[0], queue[1:]
-            answer = self.answer(steps)
-            leads = answer.best if answer.learns and answer.steps == steps else None
-            trial = self.attempts.trial(rate, steps, leads.losses if leads else (), self._tell)
-            if isinstance(trial, str):
-                return trial
-            self.tried.append(trial)
+    def _worth_longer(self, answer: Trials) -> list[float]:
+        """The rates whose loss still falls, the best first, or else the lowest; none if all ended early."""
+        whole = answer.whole
+        falling = [t.rate for t in sorted(whole, key=lambda t: t.loss) if t.falls]
+        return falling or [t.rate for t in whole[:1]]
+
+    def _round(self, steps: int, rates: list[float], *, longer: bool) -> str:
+        """Try these rates, then those that a scan adds; return what ended it early."""
+        for rate in rates:
+            ended_by = self._try(rate, steps)
+            if ended_by:
+                return ended_by
+        while (rate := self._next(steps, longer=longer)) is not None:
+            ended_by = self._try(rate, steps)
+            if ended_by:
+                return ended_by
+        return ""
+
+    def _try(self, rate: float, steps: int) -> str:
+        """Try a rate; return why the budget does not hold the trial, or nothing."""
+        answer = self.answer(steps)
+        leader = answer.best if answer.learns and answer.steps == steps else None
+        trial = self.attempts.trial(rate, steps, leader.losses if leader else (), self._tell)
+        if isinstance(trial, str):
+            return trial
+        self.tried.append(trial)
         return ""
 
     def _tell(self, line: str) -> None:
         if (progress := self.attempts.plan.progress) is not None:
             progress(line, len(self.tried), max(self.about, len(self.tried) + 1))
 
-    def _next(self, steps: int, *, longer: bool) -> list[float]:
-        """The rate that a scan tries next; none if it is done, or if going on would show nothing."""
+    def _next(self, steps: int, *, longer: bool) -> float | None:
+        """The rate that a scan tries next; None if it is done, or if going on would show nothing."""
         answer, first = self.answer(steps), self.attempts.measured.course.rate
         if self.attempts.plan.rates or (longer and not answer.learns):
-            return []
+            return None
         octaves = {t.rate: round(math.log2(t.rate / first)) for t in answer.rates}
         scores = {octaves[rate]: round(loss, DIGITS) for rate, loss in answer.losses.items()}
         errors = {octaves[rate]: error for rate, error in answer.errors.items()}
@@ -194,7 +224,7 @@ class _Scan:
         stuck = not (answer.learns or answer.unmoved or answer.rates[0].falls)
         if octave is None and stuck and min(scores) > -FARTHEST:
             octave = min(scores) - 2  # all are on a plateau, which a rate still on its way there may leave
-        return [] if octave is None else [first * 2.0**octave]
+        return None if octave is None else first * 2.0**octave
 
     def answer(self, steps: int, ended_by: str = "") -> Trials:
         """What the trials of so many steps say or, if there are none of these, the longest ones."""

@@ -47,8 +47,9 @@ class Trial:
 
     def error(self, other: Trial | None = None) -> float:
         """The standard error of the loss, or of its difference from another's on the same batches."""
-        theirs = [0.0] * len(self.last) if other is None else other.last
-        gaps = [a - b for a, b in zip(self.last, theirs, strict=True)]
+        gaps = list(self.last)
+        if other is not None:
+            gaps = [mine - theirs for mine, theirs in zip(self.last, other.last, strict=True)]
         return stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
 
     @property
@@ -149,7 +150,7 @@ class Trials:
     @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended the trials."""
-        return any(one.ended_by == INTERRUPTED for one in (self, *self.variants))
+        return any(trials.ended_by == INTERRUPTED for trials in (self, *self.variants))
 
     def is_usable(self, trial: Trial) -> bool:
         """Whether a trial is within 5% of what the best has learnt, as far as its batches can tell."""
@@ -163,57 +164,72 @@ class Trials:
             return f"{self.ended_by[:1].upper()}{self.ended_by[1:]}" or "Nothing was tried"
         if self.best is None:
             return f"No rate trains for {self.steps} steps: {'; '.join(_fate(t) for t in self.rates)}"
-        return self.unmoved or (self._range(self.best) if self.learns else self._too_short(self.best))
+        if self.unmoved:
+            return self.unmoved
+        return self._range(self.best) if self.learns else self._too_short(self.best)
 
     def _range(self, best: Trial) -> str:
         low, high = self.usable or (0.0, 0.0)
-        above = next((t for t in self.rates if t.rate == self.above), None)
+        above = self._trial_at(self.above)
         end = _fate(above) if above else "no rate that is worse was reached"
-        own = next((t for t in self.rates if t.rate == self.current_rate), None)
-        if own is not None and own is above:
-            end, place = f"your {end}", ""
-        elif self.current_rate > high:
-            place = "is above that" + (" and ended early" if own and own.stopped else "")
-        elif own is None:
-            place = "was not tried"
-        elif self.is_usable(own):
-            place = "is inside"
+        if above is not None and above.rate == self.current_rate:
+            end = f"your {end}"
         else:
-            place = f"is slower here than {short_rate(best.rate)}, which a long training may make up for"
-        mine = f"; your {short_rate(self.current_rate)} {place}" if place else ""
+            end += f"; your {short_rate(self.current_rate)} {self._place(high, best)}"
         return (
-            f"Up to {short_rate(high)} trains within 5% of the best in {self.steps} steps; {end}{mine}; "
+            f"Up to {short_rate(high)} trains within 5% of the best in {self.steps} steps; {end}; "
             f"lowest rate tried: {short_rate(low)}"
         )
 
-    def _too_short(self, trial: Trial) -> str:
-        best, where = self.losses[trial.rate], f"{short_rate(trial.rate)} in {self.steps} steps"
-        more = "it no longer falls there: run normlab check, or try more steps"
-        more = f"it still falls there: try {4 * self.steps} steps" if trial.falls else more
+    def _trial_at(self, rate: float | None) -> Trial | None:
+        return next((trial for trial in self.rates if trial.rate == rate), None)
+
+    def _place(self, high: float, best: Trial) -> str:
+        """Where the setup's own rate is, beside the highest usable one."""
+        current = self._trial_at(self.current_rate)
+        if self.current_rate > high:
+            return "is above that and ended early" if current and current.stopped else "is above that"
+        if current is None:
+            return "was not tried"
+        if self.is_usable(current):
+            return "is inside"
+        return f"is slower here than {short_rate(best.rate)}, which a long training may make up for"
+
+    def _too_short(self, best: Trial) -> str:
+        loss, where = self.losses[best.rate], f"{short_rate(best.rate)} in {self.steps} steps"
         if self.unigram is None or self.scale.start < self.unigram - LEARNT_NATS:
-            what = f"the best loss is {best:.4g} at {where}, from {self.scale.start:.4g} at the start"
+            seen = f"the best loss is {loss:.4g} at {where}, from {self.scale.start:.4g} at the start"
         else:
-            what = (
-                f"the best loss is {best:.3f} nats at {where}, not {LEARNT_NATS} below the unigram entropy "
+            seen = (
+                f"the best loss is {loss:.3f} nats at {where}, not {LEARNT_NATS} below the unigram entropy "
                 f"of the targets, {self.unigram:.3f}"
             )
-        return f"Too short, or it does not train: {what}; {more}"
+        more = "it no longer falls there: run normlab check, or try more steps"
+        if best.falls:
+            more = f"it still falls there: try {4 * self.steps} steps"
+        return f"Too short, or it does not train: {seen}; {more}"
 
     @property
     def unmoved(self) -> str:
         """The sentence if no rate changes the loss, or all stay at the loss of equal logits; else empty."""
-        whole, uniform, unigram = self.whole, self.scale.uniform, self.unigram
+        whole = self.whole
         if not whole:
             return ""
         span = f"at every rate tried, from {short_rate(whole[0].rate)} to {short_rate(whole[-1].rate)}"
-        far = uniform is not None and unigram is not None and unigram < uniform - LEARNT_NATS
-        if far and all(abs(self.losses[t.rate] - uniform) <= EQUAL * uniform for t in whole):
+        if self._stays_uniform():
             why = "the outputs say nothing about the targets"
-            return f"The loss stays at ln V = {uniform:.3f} nats {span}: {why}; run normlab check"
-        pairs = zip(*(t.losses for t in whole), strict=True)
-        if len(whole) > 1 and all(max(row) - min(row) <= SAME * abs(row[0]) for row in pairs):
+            return f"The loss stays at ln V = {self.scale.uniform:.3f} nats {span}: {why}; run normlab check"
+        at_steps = zip(*(t.losses for t in whole), strict=True)
+        if len(whole) > 1 and all(max(losses) - min(losses) <= SAME * abs(losses[0]) for losses in at_steps):
             return f"The loss is the same {span}: no step changes what it is computed from; run normlab check"
         return ""
+
+    def _stays_uniform(self) -> bool:
+        """Whether every loss is that of equal logits, where the targets' frequencies would tell it apart."""
+        uniform, unigram = self.scale.uniform, self.unigram
+        if uniform is None or unigram is None or unigram >= uniform - LEARNT_NATS:
+            return False
+        return all(abs(self.losses[t.rate] - uniform) <= EQUAL * uniform for t in self.whole)
 
     def lines(self) -> Iterator[str]:
         """The sentence, its limits, and the same with one change."""
@@ -231,8 +247,8 @@ class Trials:
                 f"The targets are not known, because {self.scale.unknown}: losses are compared with the one "
                 "at the start, so the trials may have learnt nothing but averages."
             )
-        for one in self.variants:
-            yield f"With {one.change}: {one.sentence[0].lower()}{one.sentence[1:]}."
+        for variant in self.variants:
+            yield f"With {variant.change}: {variant.sentence[0].lower()}{variant.sentence[1:]}."
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -264,7 +280,7 @@ class Trials:
             "uniform": self.scale.uniform,
             "best": self.best.rate if self.best else None,
             "trials": [self._plain(t) for t in sorted(self.tried, key=lambda t: (t.steps, t.rate))],
-            "variants": [one.to_dict() for one in self.variants],
+            "variants": [variant.to_dict() for variant in self.variants],
         }
 
     def _plain(self, trial: Trial) -> dict[str, Any]:

@@ -19,20 +19,24 @@ from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import call_model, map_tensors, tensors_in
 from normlab.watching import NOTES
 from normlab.watching.fault import Fault
-from normlab.watching.loop import Loop, RateHistory, Scored
+from normlab.watching.flight import Reports, Trigger, report_of
+from normlab.watching.loop import Loop, Scored
 from normlab.watching.losses import Losses
 from normlab.watching.meter import OptimizerSteps
-from normlab.watching.recorder import Recorder, Reports, Trigger, report_of
+from normlab.watching.rates import RateHistory
+from normlab.watching.recorder import Recorder
 
 TESTED: Final = ("targets", "causality", "gradients")
+"""The properties of ``check`` that a copy is tested for: they need no more than the arguments of one call."""
 BUDGET_S: Final = 20.0
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a call."""
 
 
 def _first_violations(
-    model: nn.Module, batch: Batch, scored: Sequence[Scored], own: object
+    model: nn.Module, batch: Batch, scored: Sequence[Scored], watch: object
 ) -> list[Violation]:
-    """Test a copy of a model before its first step; ``own`` holds hooks on the model that the copy lacks.
+    """Test a copy of a model before its first step; ``watch`` holds hooks on the model that the copy lacks.
 
     The loss gives the outputs the gradient that backward gave them. A parameter that backward reached some
     other way is not a violation. Empty if a float64 copy would take gigabytes, if ranks hold parts, or if the
@@ -43,18 +47,14 @@ def _first_violations(
     if spread or sum(p.numel() for p in parameters) > LARGE_MODEL:
         return []
     with same_globals(), same_random_state(0):
-        twin = copied_model(model, {id(own): own})
-        for hooks in (twin._forward_hooks, twin._forward_pre_hooks):
-            for key in [k for k, hook in hooks.items() if getattr(hook, "__self__", None) is own]:
-                hooks.pop(key)
-        args, kwargs = batch
-        given: Any = kwargs if not args else args if not kwargs else {"args": args, "kwargs": kwargs}
+        twin = _copied_without_hooks(model, watch)
+        given = _as_one(batch)
         setup = Setup(twin, given, _loss_of(scored, batch))
         with restored(setup):
             strayed, _ = uses_of_copy(twin, model, given, setup.loss_of)
             if strayed.paths:
                 return []
-            tests = [one for one in properties() if one.name in TESTED]
+            tests = [test for test in properties() if test.name in TESTED]
             try:
                 failures = examine(StepUnderTest(setup, budget_s=BUDGET_S), tests).failures
             except UserError:  # a pass takes longer than the time that is spent on this
@@ -63,15 +63,34 @@ def _first_violations(
     return [v for v in failures if v.property != "gradients" or v.module not in reached]
 
 
+def _copied_without_hooks(model: nn.Module, watch: object) -> nn.Module:
+    """Return a copy of a model without the hooks of a watch, and without a copy of the watch behind them."""
+    twin = copied_model(model, {id(watch): watch})
+    for hooks in (twin._forward_hooks, twin._forward_pre_hooks):
+        of_watch = [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is watch]
+        for key in of_watch:
+            hooks.pop(key)
+    return twin
+
+
+def _as_one(batch: Batch) -> Any:
+    """Return the arguments of a call in the form of a batch that ``_loss_of`` calls the model with."""
+    args, kwargs = batch
+    if not kwargs:
+        return args if args else kwargs
+    return {"args": args, "kwargs": kwargs} if args else kwargs
+
+
 def _loss_of(scored: Sequence[Scored], batch: Batch) -> Loss:
-    mixed = all(batch)
-    largest = max(map(_size, scored)) or 1.0  # a scaler's factor, among others
-    asked = [(one.place, _asked(one, largest)) for one in scored]
+    """Return a loss of which the outputs have the gradients that backward gave them, up to one factor."""
+    has_both = all(batch)
+    unit = max(map(_size, scored)) or 1.0  # a scaler's factor, among others
+    parts = [(output.place, _loss_of_output(output, unit)) for output in scored]
 
     def loss(model: nn.Module, given: Any) -> Tensor:
-        output = model(*given["args"], **given["kwargs"]) if mixed else call_model(model, given)
+        output = model(*given["args"], **given["kwargs"]) if has_both else call_model(model, given)
         outputs = dict(tensors_in(output))
-        first, *others = (loss_of(outputs[place]) for place, loss_of in asked)
+        first, *others = (loss_of(outputs[place]) for place, loss_of in parts)
         return sum(others, first)
 
     return loss
@@ -84,7 +103,7 @@ def _size(scored: Scored) -> float:
     return float(scored.gradient.abs().max())
 
 
-def _asked(scored: Scored, unit: float) -> Callable[[Tensor], Tensor]:
+def _loss_of_output(scored: Scored, unit: float) -> Callable[[Tensor], Tensor]:
     """Return a loss with the gradient that backward gave, in units: a cross-entropy, else a linear one."""
     targets, gradient = scored.targets, scored.gradient / unit
     if targets is None:
@@ -93,8 +112,8 @@ def _asked(scored: Scored, unit: float) -> Callable[[Tensor], Tensor]:
 
     def cross_entropy(x: Tensor) -> Tensor:
         here = counted.to(x.device)
-        each = F.cross_entropy(x[here], ids.to(x.device)[here].long(), reduction="none")
-        return (each * weight.to(each)).sum()
+        losses = F.cross_entropy(x[here], ids.to(x.device)[here].long(), reduction="none")
+        return (losses * weight.to(losses)).sum()
 
     return cross_entropy
 
@@ -113,20 +132,20 @@ class WatchReports:
         trigger, fault = report["trigger"], report["verdict"]
         self._reports.append(dict(report))
         if trigger["kind"] not in NOTES:
-            lines = (f"flight recorder: {trigger['words']}; {fault['sentence']}", *fault["evidence"])
-            self._warn("; ".join(lines))
+            parts = [trigger["words"], fault["sentence"], *fault["evidence"]]
+            self._warn(f"flight recorder: {'; '.join(parts)}")
 
 
 class Checks:
     """The checks of one training; each finding becomes one report.
 
-    ``own`` is the object whose hooks are on the model and must not be copied with it.
+    ``watch`` is the object whose hooks are on the model and must not be copied with it.
     """
 
     def __init__(
-        self, reports: Reports, own: object, step: int = 0, rates: Mapping[int, float] | None = None
+        self, reports: Reports, watch: object, step: int = 0, rates: Mapping[int, float] | None = None
     ) -> None:
-        self._reports, self._own = reports, own
+        self._reports, self._watch = reports, watch
         self.loop, self._rates = Loop(self._add), RateHistory(rates or {})
         self._begins = step == 0
         self._fresh = True
@@ -139,32 +158,36 @@ class Checks:
         self.loop.attach(dict(model.named_parameters()))
 
     def saw_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, losses: Losses) -> None:
+        """Look at a call of the model in training, and at the loss in its output."""
         loss = losses.see(output, kwargs)
-        if self.loop.left:
-            if loss is not None:
-                self.loop.saw_loss(loss, "output")
-            given = (args, dict(kwargs)) if self._fresh else None
-            self.loop.saw_output(output, map_tensors(given, lambda _, x: x.detach().clone()))
+        if not self.loop.left:
+            return
+        if loss is not None:
+            self.loop.saw_loss(loss, "output")
+        given = (args, dict(kwargs)) if self._fresh else None
+        self.loop.saw_output(output, map_tensors(given, lambda _, x: x.detach().clone()))
 
-    def before(self, step: int, one: OptimizerSteps) -> None:
+    def before(self, step: int, steps: OptimizerSteps) -> None:
         """Look at the gradients that an optimizer gets and, before the first step, at the model."""
-        self.loop.before(step, one.parameters, one.optimizer)
+        self.loop.before(step, steps.parameters, steps.optimizer)
         if not self._fresh:
             return
         self._fresh = False
-        if self._begins and not one.optimizer.state:  # else the optimizer was resumed
+        if self._begins and not steps.optimizer.state:  # else the optimizer was resumed
             self._rates = RateHistory({})
-        scored, self.loop.scored = self.loop.scored, list[Scored]()
+        scored = self.loop.take_scored()
         if self._model is not None and scored:
-            for v in _first_violations(self._model, scored[0].batch, scored, self._own):
-                self._add(step, v)
+            for violation in _first_violations(self._model, scored[0].batch, scored, self._watch):
+                self._add(step, violation)
 
     def look(self, recorder: Recorder) -> None:
         """Fetch the pending steps, and look at their rates, losses and norms."""
         taken = recorder.fetch()
-        for step, lr, *_ in taken:
-            if (one := self._rates.add(step, lr, recorder.numbers[step]["update norm"])) is not None:
-                self._add(step, one)
+        for record in taken:
+            moved = recorder.numbers[record.step]["update norm"]
+            violation = self._rates.add(record.step, record.lr, moved)
+            if violation is not None:
+                self._add(record.step, violation)
         if taken:
             recorder.check_steps(taken[-1].step)
 
@@ -183,11 +206,15 @@ class Checks:
         trigger, fault = Trigger(kind, step, step, words), Fault(words, kind, step=step)
         self._reports.add_flight(report_of(step, trigger, fault, ()))
 
-    def _add(self, step: int, one: Violation) -> None:
-        if one.advice not in self._advised:
-            self._advised.add(one.advice)
-            where = f"{one.property} at {one.module}" if one.module else one.property
-            words, module = f"{where}: {one.advice or one.evidence}", one.module or one.property
-            trigger = Trigger(one.property, step, step, one.evidence)
-            fault = Fault(words, one.property, module, step)
-            self._reports.add_flight(report_of(step, trigger, fault, ()))
+    def _add(self, step: int, violation: Violation) -> None:
+        """Report a violation, once for each advice."""
+        if violation.advice in self._advised:
+            return
+        self._advised.add(violation.advice)
+        where = violation.property
+        if violation.module:
+            where = f"{violation.property} at {violation.module}"
+        sentence = f"{where}: {violation.advice or violation.evidence}"
+        trigger = Trigger(violation.property, step, step, violation.evidence)
+        fault = Fault(sentence, violation.property, violation.module or violation.property, step)
+        self._reports.add_flight(report_of(step, trigger, fault, ()))

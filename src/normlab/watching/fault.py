@@ -62,10 +62,14 @@ def fault(steps: Sequence[StepRecord]) -> Fault:
     step, the one nearest to the loss is named if they are not finite, else the farthest above its median.
     """
     for at, record in enumerate(steps):
-        if one := _forward(record) or _backward(record) or _parameters(record, steps[:at]):
-            return one
-    sentence = NOWHERE if any(record.seen for record in steps) or not steps else NO_PARAMETER
-    return _range(steps) or Fault(sentence, "none", evidence=_nearest(steps))
+        not_finite = _forward(record) or _backward(record) or _parameters(record, steps[:at])
+        if not_finite is not None:
+            return not_finite
+    out_of_range = _range(steps)
+    if out_of_range is not None:
+        return out_of_range
+    only_parameters = bool(steps) and not any(record.seen for record in steps)
+    return Fault(NO_PARAMETER if only_parameters else NOWHERE, "none", evidence=_nearest(steps))
 
 
 def _module_label(module: str) -> str:
@@ -74,70 +78,90 @@ def _module_label(module: str) -> str:
 
 
 def _forward(record: StepRecord) -> Fault | None:
-    entered = {r.module for r in record.seen if _is(r, "input", "max_abs") and not math.isfinite(r.value)}
-    for r in record.seen:
-        if _is(r, "output", "max_abs") and not math.isfinite(r.value) and r.module not in entered:
-            weight = _broken_weight(record, r.module)
-            largest = [f"{s.value:.3g}" for s in record.seen if s.module == r.module and s.signal == "input"]
-            given = f"its input is finite (largest entry {largest[0]})" if largest else "its input is tokens"
-            return Fault(
-                f"{_module_label(r.module)} is the first module whose output is not finite while its input "
-                f"is, in step {record.step}" + (f": its {weight} is not finite" if weight else ""),
-                "forward",
-                r.module,
-                record.step,
-                (f"largest entry of its output: {r.value}", given, f"loss of the step: {_loss(record):.4g}"),
-            )
+    broken_inputs = {r.module for r in _not_finite(record, "input")}
+    for output in _not_finite(record, "output"):
+        if output.module not in broken_inputs:
+            return _forward_fault(record, output)
     return None
+
+
+def _not_finite(record: StepRecord, signal: str) -> Iterator[Record]:
+    """Yield the largest entries of a signal that are not finite, in the order in which they were seen."""
+    for r in record.seen:
+        if _is(r, signal, "max_abs") and not math.isfinite(r.value):
+            yield r
+
+
+def _forward_fault(record: StepRecord, output: Record) -> Fault:
+    module = output.module
+    sentence = (
+        f"{_module_label(module)} is the first module whose output is not finite while its input is, in step "
+        f"{record.step}"
+    )
+    weight = _broken_weight(record, module)
+    if weight:
+        sentence += f": its {weight} is not finite"
+    inputs = [r.value for r in record.seen if r.module == module and r.signal == "input"]
+    given = f"its input is finite (largest entry {inputs[0]:.3g})" if inputs else "its input is tokens"
+    evidence = f"largest entry of its output: {output.value}", given, f"loss of the step: {_loss(record):.4g}"
+    return Fault(sentence, "forward", module, record.step, evidence)
 
 
 def _broken_weight(record: StepRecord, module: str) -> str:
     """Return the name of a parameter in the module or one inside it that is not finite; else empty."""
-    for r in record.seen:
-        if within(r.module, module) and _is(r, "weight", "max_abs") and not math.isfinite(r.value):
+    for r in _not_finite(record, "weight"):
+        if within(r.module, module):
             name = r.signal.partition("[")[2].rstrip("]") or "weight"
             return name if r.module == module else f"{r.module}.{name}"
     return ""
 
 
 def _backward(record: StepRecord) -> Fault | None:
-    finite: Record | None = None
+    before: Record | None = None
     for r in record.seen:
-        if _is(r, "grad_output", "max_abs"):
-            if math.isfinite(r.value):
-                finite = r
-                continue
-            after = "the loss"
-            if finite is not None:
-                after = f"{_module_label(finite.module)}, {finite.value:.3g} at most"
-            return Fault(
-                f"the gradient of the output of {_module_label(r.module)} is the first, in backward order, "
-                f"that is not finite, in step {record.step}; all outputs are finite",
-                "backward",
-                r.module,
-                record.step,
-                (f"largest entry of that gradient: {r.value}", f"the gradient before it: of {after}"),
-            )
+        if not _is(r, "grad_output", "max_abs"):
+            continue
+        if not math.isfinite(r.value):
+            return _backward_fault(record, r, before)
+        before = r
     return None
+
+
+def _backward_fault(record: StepRecord, gradient: Record, before: Record | None) -> Fault:
+    origin = "the loss"
+    if before is not None:
+        origin = f"{_module_label(before.module)}, {before.value:.3g} at most"
+    return Fault(
+        f"the gradient of the output of {_module_label(gradient.module)} is the first, in backward order, "
+        f"that is not finite, in step {record.step}; all outputs are finite",
+        "backward",
+        gradient.module,
+        record.step,
+        (f"largest entry of that gradient: {gradient.value}", f"the gradient before it: of {origin}"),
+    )
 
 
 def _parameters(record: StepRecord, before: Sequence[StepRecord]) -> Fault | None:
     gradients = record.norms("gradient")
-    for what in ("gradient", "update"):
-        norms = record.norms(what)
+    for quantity in ("gradient", "update"):
+        norms = record.norms(quantity)
         broken = [name for name, value in norms.items() if not math.isfinite(value)]
         if not broken:
             continue
-        name = broken[0 if record.seen else -1]
-        more = "all outputs and their gradients are finite"
-        if not record.seen:
+        # parameters are in the order of the stream
+        if record.seen:
+            name, more = broken[0], "all outputs and their gradients are finite"
+        else:
+            name = broken[-1]
             more = f"nearest to the loss of {len(broken)} of {len(norms)} parameters for which that is so"
         evidence = [f"L2 norm of its gradient: {gradients[name]:.4g}", f"learning rate: {record.lr:.3g}"]
         if before and not record.seen and name in before[-1].names:
-            evidence.append(f"L2 norm of its {what} in the step before: {before[-1].norms(what)[name]:.3g}")
+            evidence.append(
+                f"L2 norm of its {quantity} in the step before: {before[-1].norms(quantity)[name]:.3g}"
+            )
         return Fault(
-            f"the {what} of {name} is not finite in step {record.step}; {more}",
-            what,
+            f"the {quantity} of {name} is not finite in step {record.step}; {more}",
+            quantity,
             name.rpartition(".")[0],
             record.step,
             tuple(evidence),
@@ -146,25 +170,35 @@ def _parameters(record: StepRecord, before: Sequence[StepRecord]) -> Fault | Non
 
 
 def _range(steps: Sequence[StepRecord]) -> Fault | None:
-    outside = ([one for one in step if one.outside] for step in _against_before(steps))
-    left = next(filter(None, outside), None)
-    if left is None:
-        return None
-    record = steps[left[0].at]
-    first = left[0] if record.seen else max(left, key=lambda one: one.factor)
-    others = sorted((one for one in left if one is not first), key=lambda one: -one.factor)[:3]
+    for compared in _against_before(steps):
+        left = [statistic for statistic in compared if statistic.outside]
+        if left:
+            return _range_fault(steps, left)
+    return None
+
+
+def _range_fault(steps: Sequence[StepRecord], left: list[_Compared]) -> Fault:
+    """Blame one of the statistics that left their ranges in a step."""
+    at = left[0].at
+    record = steps[at]
+    first = left[0] if record.seen else max(left, key=lambda statistic: statistic.factor)
+    others = [statistic for statistic in left if statistic is not first]
+    others.sort(key=lambda statistic: -statistic.factor)
     before = "step" if first.before == 1 else f"{first.before} steps"
     name = _module_label(first.name)
     return Fault(
-        f"{first.what} {name} left its range first, in step {record.step}: "
+        f"{first.words} {name} left its range first, in step {record.step}: "
         f"{first.factor:.3g} times its median of the {before} before",
         "range",
         first.name if record.seen else first.name.rpartition(".")[0],
         record.step,
         (
-            f"{first.what} {name}: {first.value:.3g}, median before {first.median:.3g}",
-            *(f"in the same step {o.what} {_module_label(o.name)}: {o.factor:.3g} times" for o in others),
-            f"loss of the step: {_loss(record):.4g}, of the step before {_loss(steps[first.at - 1]):.4g}",
+            f"{first.words} {name}: {first.value:.3g}, median before {first.median:.3g}",
+            *(
+                f"in the same step {o.words} {_module_label(o.name)}: {o.factor:.3g} times"
+                for o in others[:3]
+            ),
+            f"loss of the step: {_loss(record):.4g}, of the step before {_loss(steps[at - 1]):.4g}",
         ),
     )
 
@@ -174,11 +208,14 @@ class _Compared:
     """A statistic of a module or a parameter, and its median over the steps before."""
 
     at: int
+    """The place of its step."""
     name: str
-    what: str
+    words: str
+    """What it is of its module or parameter, for a sentence."""
     value: float
     median: float
     before: int
+    """The number of steps in the median."""
 
     @property
     def factor(self) -> float:
@@ -193,11 +230,13 @@ def _against_before(steps: Sequence[StepRecord]) -> Iterator[list[_Compared]]:
     """Compare each statistic of each step with its median before, in the order of the stream."""
     sizes = [dict(_sizes(record)) for record in steps]
     for at in range(1, len(steps)):
+        before = sizes[max(0, at - BEFORE) : at]
         compared: list[_Compared] = []
-        for (name, what), value in sizes[at].items():
-            known = [one[name, what] for one in sizes[max(0, at - BEFORE) : at] if one.get((name, what))]
+        for statistic, value in sizes[at].items():
+            known = [step[statistic] for step in before if step.get(statistic)]  # zeros have no multiples
             if known:
-                compared.append(_Compared(at, name, what, value, statistics.median(known), len(known)))
+                median = statistics.median(known)
+                compared.append(_Compared(at, *statistic, value, median, len(known)))
         yield compared
 
 
@@ -209,27 +248,32 @@ def _sizes(record: StepRecord) -> Iterator[tuple[tuple[str, str], float]]:
     parameters count if no module was seen.
     """
     outputs = {r.module: r.value for r in record.seen if (r.signal, r.statistic) == ("output", "rms")}
-    arrived = {r.module: r.value for r in record.seen if (r.signal, r.statistic) == ("grad_output", "rms")}
+    gradients = {r.module: r.value for r in record.seen if (r.signal, r.statistic) == ("grad_output", "rms")}
     for module, value in outputs.items():
         yield (module, "the rms of the output of"), value
-    scale = arrived.get(MODEL, 0.0)
+    scale = gradients.get(MODEL, 0.0)
     if scale:
         yield (MODEL, "the rms of the gradient in the output of"), scale
-        for module in [m for m in outputs if m in arrived and m != MODEL]:
-            yield (module, "the relative rms of the gradient in the output of"), arrived[module] / scale
-    for name, value in {} if record.seen else record.norms("gradient").items():
-        yield (name, "the gradient of"), value
-    for name, value in record.norms("update").items() if record.lr else ():
-        yield (name, "the update, by the learning rate, of"), value / record.lr
+        for module in outputs:
+            if module in gradients and module != MODEL:
+                value = gradients[module] / scale
+                yield (module, "the relative rms of the gradient in the output of"), value
+    if not record.seen:
+        for name, value in record.norms("gradient").items():
+            yield (name, "the gradient of"), value
+    if record.lr:
+        for name, value in record.norms("update").items():
+            yield (name, "the update, by the learning rate, of"), value / record.lr
 
 
 def _nearest(steps: Sequence[StepRecord]) -> tuple[str, ...]:
     """Return which statistic came nearest to leaving its range, and how the loss went."""
-    best = max((o for step in _against_before(steps) for o in step), key=lambda o: o.factor, default=None)
-    if best is None:
+    compared = [statistic for of_step in _against_before(steps) for statistic in of_step]
+    if not compared:
         return ()
+    best = max(compared, key=lambda statistic: statistic.factor)
     name, first, last = _module_label(best.name), steps[0], steps[-1]
-    nearest = f"nearest to it: {best.what} {name}, {best.factor:.3g} times its median before"
+    nearest = f"nearest to it: {best.words} {name}, {best.factor:.3g} times its median before"
     return (
         f"{nearest}, in step {steps[best.at].step}",
         f"loss: {_loss(first):.4g} in step {first.step}, {_loss(last):.4g} in step {last.step}",
@@ -241,4 +285,5 @@ def _loss(record: StepRecord) -> float:
 
 
 def _is(record: Record, signal: str, statistic: str) -> bool:
+    """Return whether a record is of this statistic, of any tensor of the signal."""
     return record.signal.partition("[")[0] == signal and record.statistic == statistic

@@ -35,15 +35,21 @@ class _Gradient:
     """What became of one parameter's gradient, on the device."""
 
     name: str
-    kept: Tensor | None = None
+    in_last_step: Tensor | None = None
     """Its norm in the last step."""
     carried: Tensor | None = None
     """Whether backward has since added to that same gradient."""
-    left: Tensor | None = None
-    """Its norm after the last clip; 0 if it had no gradient."""
+    after_clip: Tensor | None = None
+    """Its norm after the last clip; None if it had no gradient."""
     clipped: bool = False
     late: bool = False
     """Whether backward has added to it since the clip."""
+
+    def end_step(self, norm: Tensor | None) -> None:
+        """Keep the norm that it has after the optimizer's step, and forget the rest."""
+        self.in_last_step = norm
+        self.carried = self.after_clip = None
+        self.clipped = self.late = False
 
 
 class Scored(NamedTuple):
@@ -93,8 +99,9 @@ class Loop:
         self.left, self.scored = FIRST, list[Scored]()
         for name, p in parameters.items():
             if p.requires_grad:
-                self._gradients[id(p)] = one = _Gradient(name)
-                self._hooks.callback(p.register_hook(lambda _, p=p, one=one: self._add(p, one)).remove)
+                gradient = self._gradients[id(p)] = _Gradient(name)
+                hook = p.register_hook(partial(self._add, p, gradient))
+                self._hooks.callback(hook.remove)
         _follow(self)
 
     def detach(self) -> None:
@@ -109,63 +116,82 @@ class Loop:
     def saw_loss(self, loss: Tensor, where: str) -> None:
         """Record the weight with which backward differentiates the loss of a micro-batch."""
         if self.left == FIRST and loss.requires_grad:
-            loss.register_hook(lambda g: self._pass.weights.setdefault(where, g.detach().sum()))
+            loss.register_hook(partial(self._weigh, where))
+
+    def _weigh(self, where: str, gradient: Tensor) -> None:
+        """Keep the weight of a loss; what a hook returns, torch takes for the gradient."""
+        self._pass.weights.setdefault(where, gradient.detach().sum())
 
     def saw_output(self, output: Any, batch: Any) -> None:
         """Record what backward asks of each output."""
-        shown = ((at, x) for at, x in tensors_in(output) if x.requires_grad and not x.is_sparse)
-        for at, x in shown if self.left == FIRST else ():
-            x.register_hook(partial(self._ask, batch, at, x.detach()))
+        if self.left != FIRST:
+            return
+        for place, x in tensors_in(output):
+            if x.requires_grad and not x.is_sparse:
+                x.register_hook(partial(self._score, batch, place, x.detach()))
 
-    def _ask(self, batch: Any, place: Place, logits: Tensor, gradient: Tensor) -> None:
+    def _score(self, batch: Any, place: Place, logits: Tensor, gradient: Tensor) -> None:
+        """Read what backward asks of an output off its gradient."""
         number, weights, gradient = self._pass.number, self._pass.weights, gradient.detach()
         if len(self._passes) > READ:
             return
-        limit = unexplained(logits.dtype)
-        targets = read_targets(logits, gradient, limit) if logits.ndim > 1 else None
+        targets = None
+        if logits.ndim > 1:
+            targets = read_targets(logits, gradient, unexplained(logits.dtype))
         if targets is not None:
             weights.setdefault("logits", targets.weight[targets.counted].sum())
-        if not torch.isfinite(gradient).all():
+        if not torch.isfinite(gradient).all():  # a scaler begins with a factor that is too large
             self.scored, self._refused = list[Scored](), number
         elif number != self._refused and (not self.scored or self.scored[0].number == number):
-            kept = gradient if targets is None else gradient.new_empty(0)
-            self.scored.append(Scored(number, batch, place, targets, kept))
+            kept_gradient = gradient if targets is None else gradient.new_empty(0)
+            self.scored.append(Scored(number, batch, place, targets, kept_gradient))
+
+    def take_scored(self) -> list[Scored]:
+        """Return what was scored, and let go of it: it holds a batch, and perhaps gradients of outputs."""
+        scored, self.scored = self.scored, list[Scored]()
+        return scored
 
     @property
     def _pass(self) -> _BackwardPass:
+        """The backward pass in progress, which torch numbers."""
         number = torch._C._current_graph_task_id()
         if not self._passes or self._passes[-1].number != number:
             self._passes.append(_BackwardPass(number))
         return self._passes[-1]
 
     @torch.no_grad()
-    def _add(self, p: Tensor, one: _Gradient) -> None:
+    def _add(self, p: Tensor, gradient: _Gradient, _: Tensor) -> None:
         """Record that backward is about to add to a gradient."""
-        one.late, norm = one.clipped, _norm(p)
+        gradient.late = gradient.clipped
+        norm = _norm(p)
         if norm is not None and self._passes:
             self._passes[-1].norms.append(norm)
-        if norm is None or one.kept is None:
-            one.carried = None
-        else:
-            before = one.carried if one.carried is not None else torch.zeros_like(norm, dtype=torch.bool)
-            one.carried = (norm != 0) & ((norm == one.kept) | before)
+        if norm is None or gradient.in_last_step is None:
+            gradient.carried = None
+            return
+        carried = norm == gradient.in_last_step
+        if gradient.carried is not None:  # from an earlier micro-batch of this step
+            carried = carried | gradient.carried
+        gradient.carried = (norm != 0) & carried
 
     @torch.no_grad()
     def before(self, step: int, parameters: Iterable[Tensor], optimizer: Any) -> None:
         """Look at the gradients that an optimizer gets."""
         if not self.left:
             return
-        held = [(p, self._gradients[id(p)]) for p in parameters if id(p) in self._gradients]
-        for one in (_stale(held), _clips(held, optimizer), self._sums()):
-            if one is not None:
-                self._report(step, one)
+        followed = [(p, self._gradients[id(p)]) for p in parameters if id(p) in self._gradients]
+        for violation in (_stale(followed), _clips(followed, optimizer), self._sums()):
+            if violation is not None:
+                self._report(step, violation)
 
     @torch.no_grad()
     def after(self, parameters: Iterable[Tensor]) -> None:
         """Keep the gradients' values after an optimizer's step."""
-        for p in parameters if self.left else ():
-            if (one := self._gradients.get(id(p))) is not None:
-                one.kept, one.carried, one.left, one.clipped, one.late = _norm(p), None, None, False, False
+        if not self.left:
+            return
+        for p in parameters:
+            if id(p) in self._gradients:
+                self._gradients[id(p)].end_step(_norm(p))
 
     def end_step(self) -> None:
         """End a step; after the last followed one, remove the hooks."""
@@ -176,127 +202,128 @@ class Loop:
             self.left -= 1
 
     def clipped(self, parameters: Iterable[Tensor]) -> None:
+        """Record what a clip has left of these gradients."""
         with torch.no_grad():
             for p in parameters:
-                if (one := self._gradients.get(id(p))) is not None:
-                    one.left, one.clipped, one.late = _norm(p), True, False
+                if id(p) in self._gradients:
+                    gradient = self._gradients[id(p)]
+                    gradient.after_clip = _norm(p)
+                    gradient.clipped, gradient.late = True, False
 
     def _sums(self) -> Violation | None:
         """Check that the gradient of a step of several micro-batches is that of their mean loss."""
-        zeroed = [not any(_fetched(one.norms)) for one in self._passes]  # also after a skipped step
-        own = self._passes[len(zeroed) - 1 - zeroed[::-1].index(True) :] if any(zeroed) else self._passes
-        first = [one.weights for one in own[:READ]]
-        known = ([w[at] for w in first if at in w] for at in ("logits", "output", "loop"))
-        pair = next((weights for weights in known if len(weights) == READ), None)
-        if pair is None:
+        passes = _since_zeroed(self._passes)
+        weights = _weights(passes[:READ])
+        scale = self.scaler.get_scale() if self.scaler is not None else 1.0
+        total = sum(_fetched(weights)) / scale
+        each_is_one = math.isfinite(total) and round(total) == READ
+        if len(weights) < READ or not each_is_one:
             return None
-        total = sum(_fetched(pair)) / (self.scaler.get_scale() if self.scaler is not None else 1.0)
-        if not math.isfinite(total) or round(total) != len(pair):  # else each has the weight 1
-            return None
-        count = len(own)
+        count = len(passes)
         words = f"the losses of {count} micro-batches are added: the gradient is {count} times too large"
         return Violation("step", "", words, f"divide each by {count}; give watch.loss() the undivided loss")
 
 
-def _stale(held: Sequence[tuple[Tensor, _Gradient]]) -> Violation | None:
+def _since_zeroed(passes: list[_BackwardPass]) -> list[_BackwardPass]:
+    """Return the passes from the last one that began with gradients of zero, as after a skipped step."""
+    for first in reversed(range(len(passes))):
+        if not any(_fetched(passes[first].norms)):
+            return passes[first:]
+    return passes
+
+
+def _weights(passes: Sequence[_BackwardPass]) -> list[Tensor]:
+    """Return the weight of each pass, read nearest to the targets where that was seen in all; else none."""
+    for place in ("logits", "output", "loop"):
+        weights = [backward.weights[place] for backward in passes if place in backward.weights]
+        if weights and len(weights) == len(passes):
+            return weights
+    return []
+
+
+def _stale(followed: Sequence[tuple[Tensor, _Gradient]]) -> Violation | None:
     """Check that a step's gradient contains none of the last step's."""
-    known = [(one.name, one.carried) for _, one in held if one.carried is not None]
-    stale = [n for (n, _), there in zip(known, _fetched([c for _, c in known]), strict=True) if there]
+    known = [(gradient.name, gradient.carried) for _, gradient in followed if gradient.carried is not None]
+    carried = _fetched([x for _, x in known])
+    stale = [name for (name, _), is_carried in zip(known, carried, strict=True) if is_carried]
     if not stale:
         return None
-    words = f"the last step's gradient is still in that of {_several(stale, len(held))}"
+    words = f"the last step's gradient is still in that of {_several(stale, len(followed))}"
     return Violation("step", "", words, "call optimizer.zero_grad() once in each step, before backward")
 
 
-def _clips(held: Sequence[tuple[Tensor, _Gradient]], optimizer: Any) -> Violation | None:
+def _clips(followed: Sequence[tuple[Tensor, _Gradient]], optimizer: Any) -> Violation | None:
     """Check that the optimizer gets what a clip has left."""
-    clipped = [(p, one) for p, one in held if one.clipped]
-    if late := [one.name for _, one in clipped if one.late]:
-        words = f"after the clip, backward adds to the gradient of {_several(late, len(held))}"
+    clipped = [(p, gradient) for p, gradient in followed if gradient.clipped]
+    late = [gradient.name for _, gradient in clipped if gradient.late]
+    if late:
+        words = f"after the clip, backward adds to the gradient of {_several(late, len(followed))}"
         return Violation("step", "", words, "clip after the last backward, right before the step")
-    pairs = [(one.left, _norm(p)) for p, one in clipped]
-    then = math.hypot(*_fetched([a for a, b in pairs if a is not None and b is not None]))
-    now = math.hypot(*_fetched([b for a, b in pairs if a is not None and b is not None]))
+    after_clip, now = list[Tensor](), list[Tensor]()
+    for p, gradient in clipped:
+        norm = _norm(p)
+        if gradient.after_clip is not None and norm is not None:
+            after_clip.append(gradient.after_clip)
+            now.append(norm)
+    left, got = math.hypot(*_fetched(after_clip)), math.hypot(*_fetched(now))
     scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it in its step
-    now = now / float(scale) if scale is not None else now
-    if then == now or not math.isfinite(then + now):
+    if scale is not None:
+        got = got / float(scale)
+    if left == got or not math.isfinite(left + got):
         return None
-    words = f"a clip leaves gradients of norm {then:.4g}, and the optimizer gets {now:.4g}"
+    words = f"a clip leaves gradients of norm {left:.4g}, and the optimizer gets {got:.4g}"
     return Violation("step", "", words, "call scaler.unscale_(optimizer) before the clip; clip last")
 
 
 _FOLLOWED: Final[WeakSet[Loop]] = WeakSet()
+"""The loops that are followed now; one that nobody holds any more drops out by itself."""
 _CALLS: Final = ExitStack()
-"""Restores torch's functions."""
+"""Restores torch's functions, which are replaced while any loop is followed."""
 
 
 def _follow(loop: Loop) -> None:
     """Show a loop the calls of ``clip_grad_norm_`` and of the scaler for mixed precision."""
     if not _FOLLOWED:
-        _CALLS.close()
-        clip, scale = clip_grad._clip_grads_with_norm_, torch.amp.GradScaler.scale
-
-        def clipped(parameters: Any, *args: Any, **kwargs: Any) -> None:
-            held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            clip(held, *args, **kwargs)
-            for one in _FOLLOWED:
-                one.clipped(held)
-
-        def scaled(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
-            for one in _FOLLOWED:
-                one.scaler = scaler
-            return scale(scaler, outputs)
-
-        for owner, name, own, new in (
-            (clip_grad, "_clip_grads_with_norm_", clip, clipped),
-            (torch.amp.GradScaler, "scale", scale, scaled),
-        ):
-            setattr(owner, name, new)
-            _CALLS.callback(setattr, owner, name, own)
+        _CALLS.close()  # the last loop may have dropped out without a call of detach
+        _replace_calls()
     _FOLLOWED.add(loop)
 
 
+def _replace_calls() -> None:
+    clip, scale = clip_grad._clip_grads_with_norm_, torch.amp.GradScaler.scale
+
+    def clipped(parameters: Any, *args: Any, **kwargs: Any) -> None:
+        tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        clip(tensors, *args, **kwargs)
+        for loop in _FOLLOWED:
+            loop.clipped(tensors)
+
+    def scaled(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        for loop in _FOLLOWED:
+            loop.scaler = scaler
+        return scale(scaler, outputs)
+
+    clip_grad._clip_grads_with_norm_ = clipped
+    _CALLS.callback(setattr, clip_grad, "_clip_grads_with_norm_", clip)
+    torch.amp.GradScaler.scale = scaled  # type: ignore[method-assign]
+    _CALLS.callback(setattr, torch.amp.GradScaler, "scale", scale)
+
+
 def _norm(p: Tensor) -> Tensor | None:
-    return None if p.grad is None else torch.linalg.vector_norm(stored(local_parts([p.grad])[0]).detach())
+    """Return the norm of what this process holds of a gradient, if there is one."""
+    if p.grad is None:
+        return None
+    (part,) = local_parts([p.grad])
+    return torch.linalg.vector_norm(stored(part).detach())
 
 
 def _fetched(values: Iterable[Tensor]) -> list[float]:
-    held = [x.detach().float() for x in values]
-    return torch.stack([x.to(held[0].device) for x in held]).tolist() if held else []
+    """Return numbers from the device, in one transfer."""
+    numbers = [x.detach().float() for x in values]
+    if not numbers:
+        return []
+    return torch.stack([x.to(numbers[0].device) for x in numbers]).tolist()
 
 
 def _several(names: Sequence[str], count: int) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} of {count} parameters, from {names[0]} on"
-
-
-class RateHistory:
-    """The rates of the steps taken so far, and those from an earlier part of the training."""
-
-    def __init__(self, earlier: Mapping[int, float]) -> None:
-        self._earlier = dict(sorted(earlier.items()))
-        self._own: list[float] = []
-        self.steps = 0
-        self.idle: list[int] = []
-        """Steps at a rate of 0 in which no weight moved."""
-
-    def add(self, step: int, lr: float, moved: float) -> Violation | None:
-        self.steps += 1
-        if lr == moved == 0:
-            self.idle.append(step)
-            if self.idle[-2:] == [step - 1, step]:
-                words = f"the learning rate is 0 from step {step - 1} on, and no weight moves"
-                return Violation(
-                    "schedule", "", words, "step the scheduler once for each step of the optimizer"
-                )
-        self._own = [*self._own, lr][:2]
-        return self._begins_anew() if self.steps == 2 and self._earlier else None
-
-    def _begins_anew(self) -> Violation | None:
-        """Check that a resumed training does not return to the rate of step 0 after another one."""
-        earlier = list(self._earlier.items())
-        (begun, first), (until, last) = earlier[0], earlier[-1]
-        same = self._own[0] == first != last and (first != 0 or self._own[1] != 0)
-        if begun != 0 or not same:
-            return None
-        words = f"the rate begins anew at {first:.4g}, that of step 0, and was {last:.4g} in step {until}"
-        return Violation("schedule", "", words, "load the scheduler's state_dict with that of the optimizer")

@@ -39,7 +39,8 @@ class Losses:
         It is called ``loss``, as in Hugging Face's outputs, or it is the only tensor without dimensions, as
         in nanoGPT's ``(logits, loss)``; it must have a gradient.
         """
-        if (loss := _loss_in(output)) is None or not loss.requires_grad:
+        loss = _loss_in(output)
+        if loss is None or not loss.requires_grad:
             return None
         self._shares = kwargs.get("num_items_in_batch") is not None
         self._seen.append(loss.detach().mean())
@@ -47,11 +48,12 @@ class Losses:
 
     def of_step(self) -> Tensor | None:
         """Return the loss of the step, or None if none was seen."""
-        known = self._given or self._seen
-        if not known:
+        if self._given:
+            return torch.stack(self._given).mean()
+        if not self._seen:
             return None
-        together = torch.stack(known)
-        return together.sum() if self._shares and not self._given else together.mean()
+        seen = torch.stack(self._seen)
+        return seen.sum() if self._shares else seen.mean()
 
     def clear(self) -> None:
         self._given.clear()
@@ -63,8 +65,8 @@ def _loss_in(output: Any) -> Tensor | None:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss
-    among = output if isinstance(output, (tuple, list)) else [output]
-    numbers = [x for x in among if isinstance(x, Tensor) and x.ndim == 0]
+    values = output if isinstance(output, (tuple, list)) else [output]
+    numbers = [x for x in values if isinstance(x, Tensor) and x.ndim == 0]
     return numbers[0] if len(numbers) == 1 else None
 
 
@@ -84,7 +86,7 @@ AT_ONCE: Final = 2 * RECENT
 ``NOISE``: a training that diverges at once may be back before a median shows it."""
 BELOW: Final = 2.0
 """After a rise, a loss has come back when it is this many deviations and ``ENDED_ABOVE`` below its start."""
-SIGMA: Final = 1.0 / (0.6744897501960817 * math.sqrt(2))
+SIGMA: Final = 1.0 / (statistics.NormalDist().inv_cdf(0.75) * math.sqrt(2))
 """The deviation of a normal variable, per median absolute difference of two draws."""
 
 
@@ -117,8 +119,8 @@ class LossCurve:
     @property
     def start(self) -> float:
         first = self._first[0]
-        near = takewhile(lambda loss: loss <= first + abs(first), self._first)
-        return statistics.median(near)
+        before_rise = takewhile(lambda loss: loss <= first + abs(first), self._first)
+        return statistics.median(before_rise)
 
     @property
     def end(self) -> float:
@@ -142,8 +144,10 @@ class LossCurve:
         if self.count < 2 * RECENT:
             return False
         margin = ENDED_ABOVE * abs(self.start)
-        back = self.end < self.start - max(margin, BELOW * self.noise)
-        return min(self._ended) > self.start + margin or (self.rose and not back)
+        if min(self._ended) > self.start + margin:
+            return True
+        came_back = self.end < self.start - max(margin, BELOW * self.noise)
+        return self.rose and not came_back
 
     @property
     def returned(self) -> bool:
@@ -153,11 +157,14 @@ class LossCurve:
     @property
     def fell(self) -> bool:
         """Whether losses at the end are mostly below those at the start; True if there are too few losses."""
-        pairs = [last < first for first in self._first for last in self._ended]
-        return self.count < 2 * RECENT or 2 * sum(pairs) > len(pairs)
+        if self.count < 2 * RECENT:
+            return True
+        is_below = [last < first for first in self._first for last in self._ended]
+        return 2 * sum(is_below) > len(is_below)
 
     @property
     def words(self) -> str:
+        """How the loss went, for a sentence."""
         if not self.rose:
             return f"the loss began at {self.start:.4g} and ended at {self.end:.4g}"
         highest = max(self.top, self.early)
@@ -165,4 +172,5 @@ class LossCurve:
 
     @property
     def _ended(self) -> list[float]:
+        """The losses at the end."""
         return list(self._last)[-max(1, min(LAST, self.count // 2)) :]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from normlab.diagnosis.probes import Record, SublayerSite, whole
+from normlab.diagnosis.presets import SublayerSite
+from normlab.diagnosis.probes import Record, gathered
 
 
 class StepRecord(NamedTuple):
@@ -39,9 +40,9 @@ class StepRecord(NamedTuple):
         loss, nll = (unknown if x is None else x.to(norm) for x in (self.loss, self.nll))
         return torch.stack([loss, nll, norm])
 
-    def norms(self, what: str) -> dict[str, float]:
+    def norms(self, quantity: str) -> dict[str, float]:
         """Return the L2 norm of each ``gradient`` or ``update``, by parameter."""
-        norms = self.gradients if what == "gradient" else self.updates
+        norms = self.gradients if quantity == "gradient" else self.updates
         return dict(zip(self.names, norms.tolist(), strict=True))
 
 
@@ -71,8 +72,8 @@ class Meter:
         norms = self.norms([gradient for _, gradient in here])
         if len(here) == len(self.names):
             return norms
-        whole = norms.new_zeros(len(self.names))
-        return whole.index_copy_(0, torch.tensor([i for i, _ in here], device=norms.device), norms)
+        places = torch.tensor([i for i, _ in here], device=norms.device)
+        return norms.new_zeros(len(self.names)).index_copy_(0, places, norms)
 
     @torch.no_grad()
     def before(self) -> None:
@@ -90,7 +91,7 @@ def local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return what this process holds of each tensor, sharing its memory: all of it, or a part if the tensor
     is spread over ranks.
     """
-    return [getattr(x, "to_local", lambda x=x: x)() for x in tensors]
+    return [x.to_local() if hasattr(x, "to_local") else x for x in tensors]
 
 
 def stored(gradient: Tensor) -> Tensor:
@@ -118,23 +119,30 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
 
 def _norms_over_ranks(parts: Sequence[Tensor]) -> Tensor:
     """`[P]`: L2 norms of whole tensors, with one exchange for each way in which ranks share them."""
-    is_sum = (any(placed.is_partial() for placed in getattr(part, "placements", ())) for part in parts)
-    parts = [whole(part) if summed else part for part, summed in zip(parts, is_sum, strict=True)]
-    ways = [_sums_over(part) for part in parts]
+    parts = [gathered(part) if _is_partial(part) else part for part in parts]
+    shared_by = [_sums_over(part) for part in parts]
     norms = norms_of(local_parts(parts))
-    for way in dict.fromkeys(filter(None, ways)):
-        here = torch.tensor([i for i, own in enumerate(ways) if own == way], device=norms.device)
+    for groups in dict.fromkeys(filter(None, shared_by)):
+        here = torch.tensor([i for i, by in enumerate(shared_by) if by == groups], device=norms.device)
         squares = norms[here].square()
-        for group in way:
+        for group in groups:
             distributed.all_reduce(squares, group=group)
         norms = norms.index_copy(0, here, squares.sqrt())
     return norms
 
 
+def _is_partial(tensor: Any) -> bool:
+    """Return whether ranks hold terms of a tensor, whose norms say nothing about that of their sum."""
+    return any(placed.is_partial() for placed in getattr(tensor, "placements", ()))
+
+
 def _sums_over(tensor: Any) -> tuple[Any, ...]:
     """Return the groups of ranks over which a tensor's parts are spread; empty if it is whole here."""
-    placements = enumerate(getattr(tensor, "placements", ()))
-    return tuple(tensor.device_mesh.get_group(dim) for dim, placed in placements if not placed.is_replicate())
+    groups = list[Any]()
+    for dim, placed in enumerate(getattr(tensor, "placements", ())):
+        if not placed.is_replicate():
+            groups.append(tensor.device_mesh.get_group(dim))
+    return tuple(groups)
 
 
 class OptimizerSteps:
@@ -162,15 +170,18 @@ class OptimizerSteps:
 
     @property
     def meter(self) -> Meter:
-        owned = self.parameters
-        if self._meter is None or len(self._meter.names) != len(owned):
-            names = {id(p): name for name, p in self._model.named_parameters()}
-            by_name = {names.get(id(p), f"parameter {i} of the optimizer"): p for i, p in enumerate(owned)}
-            # in the order of the model, usually that of the stream
-            order = {name: i for i, name in enumerate(names.values())}
-            parts = dict(sorted(by_name.items(), key=lambda one: order.get(one[0], len(order))))
-            self._meter = Meter(parts, _norms_over_ranks)
+        """The meter of the optimizer's parameters; a new one if more were added, as of a layer unfrozen."""
+        if self._meter is None or len(self._meter.names) != len(self.parameters):
+            self._meter = Meter(self._named_parameters(), _norms_over_ranks)
         return self._meter
+
+    def _named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by name, in the order of the model, which is usually that of the stream."""
+        number = {id(p): i for i, p in enumerate(self.parameters)}
+        named = {name: p for name, p in self._model.named_parameters() if id(p) in number}
+        known = {id(p) for p in named.values()}
+        others = [p for p in self.parameters if id(p) not in known]
+        return named | {f"parameter {number[id(p)]} of the optimizer": p for p in others}
 
     def before(self) -> None:
         """Remember the weights before a step, and its rate, which a scheduler changes afterwards."""
@@ -187,6 +198,7 @@ class OptimizerSteps:
         self._updates = self.meter.after()
 
     def record(self, step: int, loss: Tensor | None) -> StepRecord:
+        """Return what was measured of the step."""
         assert self._gradients is not None
         assert self._updates is not None
         return StepRecord(step, self._lr, loss, self.meter.names, self._gradients, self._updates)
@@ -196,18 +208,18 @@ class OptimizerSteps:
     ) -> Iterator[tuple[tuple[str | None, int | None, str], float]]:
         """Yield stack, index and module of parameter groups, and their updates relative to the weights."""
         assert self._updates is not None
-        homes = {path: site for site in reversed(sites) for path in site.modules}
+        home = {path: site.module for site in reversed(sites) for path in site.modules}  # the first site's
+        place = {site.module: (site.stack or None, site.index) for site in sites}
         modules = [name.rpartition(".")[0] for name in self.meter.names]
-        owners = [homes[m].module if m in homes else m for m in modules]
-        known = {site.module: (site.stack or None, site.index) for site in sites}
-        grouping = Grouping(owners, self._updates.device)
+        grouping = Grouping([home.get(module, module) for module in modules], self._updates.device)
         lengths = grouping.together(self.meter.norms(self.meter.weights))
         values = (grouping.together(self._updates) / lengths).tolist()
         for module, value in zip(grouping.names, values, strict=True):
-            stack, index = known.get(module, (None, None))
+            stack, index = place.get(module, (None, None))
             yield (stack, index, module), value
 
     def forget(self) -> None:
+        """Forget the step, which has been recorded."""
         self._gradients = self._updates = None
         self.depth = 0
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from normlab.diagnosis import Observer, Probe, Structure, observe, read_structure
-from normlab.diagnosis.block import candidates
-from normlab.diagnosis.probes import Emit, SublayerSite, preset_probes, require_preset, stream_sites
+from normlab.diagnosis.containers import candidates
+from normlab.diagnosis.presets import SublayerSite, preset_probes, require_preset, stream_sites
+from normlab.diagnosis.probes import Emit
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
 from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
@@ -77,18 +78,17 @@ class Observation:
         if self._probes:
             self._observe(model, compiled=compiled)
         elif compiled or any(compiles(m) for m in model.modules()):
-            self._weights_alone(
-                model,
+            self._observe_weights(model, compiled=compiled)
+            self._warn(
                 f"the model runs compiled: of the preset {self.preset!r} only weights, gradients and updates "
-                "are recorded; for what flows through it, train some steps without torch.compile",
-                compiled=compiled,
+                "are recorded; for what flows through it, train some steps without torch.compile"
             )
         elif missed:
-            self._weights_alone(model, "no call of the model in training mode was seen")
+            self._without_stream(model, "no call of the model in training mode was seen")
         elif not _blocks(model):
-            self._weights_alone(model, f"{type(model).__name__} has no repeated blocks")
+            self._without_stream(model, f"{type(model).__name__} has no repeated blocks")
         elif given is not None:
-            self._open_read(model, model, given, "")
+            self._read_and_observe(model, model, given, "")
         else:
             self._read_at_first_call(model, own_calls)
 
@@ -102,27 +102,33 @@ class Observation:
             self._observer = None
             self._open.close()
 
-    def _weights_alone(self, model: nn.Module, why: str, *, compiled: bool = False) -> None:
-        """Record weights and gradients of the blocks, or of the model's parts if it has none."""
-        if "compiled" not in why:
-            why = f"{why}: weights, gradients and updates are recorded by module, but no stream. Or {HOW}"
-        blocks = _blocks(model) or {"": list(_parts(model))}
-        self.sites = [SublayerSite(name, None, tuple(m)) for name, those in blocks.items() for m in those]
-        signals = ("weight", "grad")
-        self._probes = [probe for site in self.sites for s in signals for probe in site.probes(s, "l2")]
-        self._observe(model, compiled=compiled)
-        self._warn(why)
+    def _without_stream(self, model: nn.Module, why: str) -> None:
+        self._observe_weights(model, compiled=False)
+        self._warn(f"{why}: weights, gradients and updates are recorded by module, but no stream. Or {HOW}")
 
-    def _use(self, structure: Structure, at: str) -> None:
-        self.sites = stream_sites(structure, at)
+    def _observe_weights(self, model: nn.Module, *, compiled: bool) -> None:
+        """Record weights and gradients of the blocks, or of the model's parts if it has none."""
+        groups = _blocks(model) or {"": list(_parts(model))}
+        self.sites = [SublayerSite(name, None, tuple(m)) for name, blocks in groups.items() for m in blocks]
+        self._probes = list[Probe]()
+        for site in self.sites:
+            self._probes += [*site.probes("weight", "l2"), *site.probes("grad", "l2")]
+        self._observe(model, compiled=compiled)
+
+    def _use(self, structure: Structure, prefix: str) -> None:
+        """Probe a structure by the preset; ``prefix`` is that of ``stream_sites``."""
+        self.sites = stream_sites(structure, prefix)
         self._probes = preset_probes(self.sites, self.preset)
 
-    def _open_read(self, model: nn.Module, module: nn.Module, given: tuple[Any, Any], at: str) -> None:
+    def _read_and_observe(
+        self, model: nn.Module, module: nn.Module, given: tuple[Any, Any], prefix: str
+    ) -> None:
+        """Read a module of the model on the arguments of its call, and observe the model from there on."""
         try:
-            self._use(self._read(module, given), at)
+            self._use(_read(module, given), prefix)
         except Exception as error:  # a training must not end because its model cannot be read
             why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            self._weights_alone(model, f"the residual stream was not found ({why})")
+            self._without_stream(model, f"the residual stream was not found ({why})")
         else:
             self._observe(model, compiled=False)
 
@@ -146,33 +152,35 @@ class Observation:
             if not path or any(within(name, path) for name in containers)
         }
         waiting = self._open.enter_context(ExitStack())
-        left = own_calls
+        calls_to_skip = own_calls
 
         def called(path: str, side: Side, entered: Mapping[Any, Any]) -> None:
-            nonlocal left
+            nonlocal calls_to_skip
             if side == "output":
                 return
-            if not path and left:
-                left -= 1
+            if not path and calls_to_skip:
+                calls_to_skip -= 1
                 return
             waiting.close()
-            self._open_read(model, holders[path], apart(entered), f"{path}." if path else "")
+            self._read_and_observe(model, holders[path], apart(entered), f"{path}." if path else "")
 
         waiting.enter_context(forward_hooks(holders, called))
 
-    def _read(self, module: nn.Module, given: tuple[Any, Any]) -> Structure:
-        try:
-            return read_structure(module, given, call=lambda model, batch: model(*batch[0], **batch[1]))
-        finally:
-            torch.clear_autocast_cache()  # it keeps copies of weights; those made here have no gradient
+
+def _read(module: nn.Module, given: tuple[Any, Any]) -> Structure:
+    try:
+        return read_structure(module, given, call=lambda model, batch: model(*batch[0], **batch[1]))
+    finally:
+        torch.clear_autocast_cache()  # it keeps copies of weights; those made here have no gradient
 
 
 def _blocks(model: nn.Module) -> dict[str, list[list[str]]]:
+    """Return the paths of all modules in each possible block, by the path of the blocks' container."""
     paths = [path for path, _ in model.named_modules()]
-    return {
-        name: [[path for path in paths if within(path, block)] for block in blocks]
-        for name, blocks in candidates(model, ())
-    }
+    blocks_of: dict[str, list[list[str]]] = {}
+    for container, blocks in candidates(model, ()):
+        blocks_of[container] = [[path for path in paths if within(path, block)] for block in blocks]
+    return blocks_of
 
 
 def _parts(model: nn.Module) -> Iterator[list[str]]:

@@ -9,116 +9,24 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from normlab.base.metric import Outcome
 from normlab.errors import UserError
-from normlab.watching.fault import FEW, LEFT, Fault, fault
-from normlab.watching.losses import RECENT, SPIKE_ABOVE, LossCurve
+from normlab.watching.fault import Fault, fault
+from normlab.watching.flight import Replay, Replayed, Reports, Trigger, report_of
+from normlab.watching.losses import RECENT, LossCurve
 from normlab.watching.meter import StepRecord
+from normlab.watching.spikes import ANY_UNIT, Limits, Spike, find_spike
 
 RING: Final = 32
 """The number of last steps that are kept."""
-SPIKE_NATS: Final = 0.5
-"""A loss has spiked when the median of ``RECENT`` steps is above every kept step before them, of which there
-must be as many, and this far above their median. One bad batch is not a spike."""
-
-Limit = Callable[[Sequence[float]], float]
-"""Return the largest value that is not a spike, given those before."""
-
-
-def _above(margin: Callable[[float, int], float]) -> Limit:
-    """Return a limit: the largest value before or, if higher, ``margin`` of the median and their number."""
-    return lambda before: max(max(before), margin(statistics.median(before), len(before)))
-
-
-NATS: Final = {"loss": _above(lambda usual, _: usual + SPIKE_NATS), "gradient norm": None}
-ANY_UNIT: Final = {
-    "loss": _above(lambda usual, _: usual + SPIKE_ABOVE * abs(usual)),
-    "gradient norm": _above(lambda usual, n: LEFT * (1 + FEW / n) * usual),
-    "update norm": None,
-}
-"""What must be finite, with the limit above which it is a spike, if any."""
-
-
-@dataclass(frozen=True)
-class Trigger:
-    """The reason for a report, the first bad step, and the last step to look at."""
-
-    kind: str
-    """``not finite``, ``spike``, ``recovered``, ``diverged``, ``asked``, or a property of the loop."""
-    step: int
-    until: int
-    words: str
-
-
-@dataclass(frozen=True)
-class _Spike:
-    """A spike that training may yet recover from."""
-
-    trigger: Trigger
-    what: str
-    limit: float
-    """The value below which it has recovered."""
-    records: tuple[StepRecord, ...]
-    """The steps that were kept when it was seen."""
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """The result of doing steps again."""
-
-    fault: Fault
-    start: int = 0
-    checkpoint: bool = False
-    """Whether it began at a checkpoint, or at the first step."""
-    agrees: bool | None = None
-    """Whether every loss came out the same as before; None if none is known."""
-    records: tuple[StepRecord, ...] = ()
-    """The last steps that were repeated, at most ``RING``."""
-
-
-Replay = Callable[[int, Mapping[int, float]], Replayed]
-"""Repeat the steps, given the last one to replay and the losses by step, as far as they are known."""
-
-
-class Reports(Protocol):
-    """Keeps the reports of a training, like a run's folder."""
-
-    def flights(self) -> Sequence[Mapping[str, Any]]: ...
-
-    def add_flight(self, report: Mapping[str, Any]) -> None: ...
-
-
-def report_of(
-    step: int, trigger: Trigger, answer: Replayed | Fault, records: Sequence[StepRecord]
-) -> dict[str, Any]:
-    """Return an entry of ``flight.json``, made in a step, with or without a replay."""
-    replay = None
-    if isinstance(answer, Replayed):
-        replay = {"from_step": answer.start, "checkpoint": answer.checkpoint, "agrees": answer.agrees}
-        answer = answer.fault
-    names = records[-1].names if records else ()
-    return {
-        "step": step,
-        "trigger": asdict(trigger),
-        "verdict": asdict(answer),
-        "replay": replay,
-        "ring": {"parameters": list(names), "steps": [_row(record, names) for record in records]},
-    }
-
-
-def _row(record: StepRecord, names: Sequence[str]) -> dict[str, Any]:
-    loss, nll, norm = record.values.tolist()
-    row = {"step": record.step, "lr": record.lr, "loss": loss, "nll": nll, "grad_norm_l2": norm}
-    kept = {"gradients": record.gradients, "updates": record.updates} if record.names == names else {}
-    return row | {name: [float(f"{v:.4g}") for v in x.tolist()] for name, x in kept.items()}
 
 
 class Recorder:
@@ -129,9 +37,7 @@ class Recorder:
     it began, or until the end: if training recovers by then, there is only a note, and nothing is replayed.
     """
 
-    def __init__(
-        self, reports: Reports, *, limits: Mapping[str, Limit | None] = ANY_UNIT, replay: Replay | None = None
-    ) -> None:
+    def __init__(self, reports: Reports, *, limits: Limits = ANY_UNIT, replay: Replay | None = None) -> None:
         self._reports, self._limits, self._replay = reports, limits, replay
         self.ring: deque[StepRecord] = deque(maxlen=RING)
         self.curve = LossCurve()
@@ -140,15 +46,21 @@ class Recorder:
         """Loss and norms of the kept steps and, for a replay, of those since the last checkpoint."""
         self._first: list[StepRecord] = []
         self._waiting: list[StepRecord] = []
+        """The steps whose numbers are still on the device."""
         self._saved = 0
-        self._spiked: _Spike | None = None
+        """The step of the last checkpoint."""
+        self._spike: Spike | None = None
+        """A spike that may yet recover."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """The last steps, as tensors; empty before the first one."""
         if not self.ring:
             return {}
         self.fetch()
-        rows = [(s, n.get("loss", math.nan), n["gradient norm"]) for s, n in self.numbers.items()]
+        rows = [
+            (step, numbers.get("loss", math.nan), numbers["gradient norm"])
+            for step, numbers in self.numbers.items()
+        ]
         return {
             "step": torch.tensor([r.step for r in self.ring]),
             "lr": torch.tensor([r.lr for r in self.ring], dtype=torch.float64),
@@ -166,11 +78,14 @@ class Recorder:
         if not state:
             return
         _require_steps(state, len(names))
-        steps, rates, losses = (state[name].tolist() for name in ("step", "lr", "losses"))
-        tensors = zip(*(state[name].to(device) for name in _TENSORS), strict=True)
-        for step, lr, ((loss, nll, norm), *norms) in zip(steps, rates, tensors, strict=True):
-            self.ring.append(StepRecord(step, lr, loss, tuple(names), *norms, nll=nll, norm=norm))
-        self.numbers |= {int(step): {"loss": loss, "gradient norm": norm} for step, loss, norm in losses}
+        steps, rates = state["step"].tolist(), state["lr"].tolist()
+        values, gradients, updates = (state[name].to(device) for name in _TENSORS)
+        for i, (step, lr) in enumerate(zip(steps, rates, strict=True)):
+            loss, nll, norm = values[i]
+            record = StepRecord(step, lr, loss, tuple(names), gradients[i], updates[i], nll=nll, norm=norm)
+            self.ring.append(record)
+        for step, loss, norm in state["losses"].tolist():
+            self.numbers[int(step)] = {"loss": loss, "gradient norm": norm}
         self._saved = steps[-1]
 
     def add(self, record: StepRecord) -> None:
@@ -190,10 +105,10 @@ class Recorder:
             return []
         device = self._waiting[-1].gradients.device
         rows = [torch.stack([*r.values, torch.linalg.vector_norm(r.updates)]) for r in self._waiting]
-        values = torch.stack([row.to(device) for row in rows]).tolist()
+        values = torch.stack([row.to(device) for row in rows]).tolist()  # the only transfer
         for record, (loss, _, norm, moved) in zip(self._waiting, values, strict=True):
-            known = {} if record.loss is None else {"loss": loss}
-            self.numbers[record.step] = {**known, "gradient norm": norm, "update norm": moved}
+            numbers = {} if record.loss is None else {"loss": loss}
+            self.numbers[record.step] = {**numbers, "gradient norm": norm, "update norm": moved}
             if record.loss is not None and math.isfinite(loss):
                 self.curve.add(loss)
         fetched, self._waiting = self._waiting, list[StepRecord]()
@@ -206,21 +121,27 @@ class Recorder:
     def check_steps(self, step: int, outcome: Outcome | None = None) -> None:
         """Write a report if something went wrong, or recovered, since the last call."""
         self.fetch()
-        self._spiked = self._spiked or self._spike()
-        trigger, recent = self._trigger(outcome), {record.step for record in self.ring}
-        saved = self._saved if self._replay is not None else step
-        self.numbers = {s: n for s, n in self.numbers.items() if s > saved or s in recent}
+        if self._spike is None:
+            self._spike = find_spike(self.ring, self.numbers, self._limits)
+        trigger = self._trigger(outcome)
+        self._forget_numbers(step)
         if trigger is not None:
-            self._spiked = None
+            self._spike = None
             self._once(step, trigger)
-        elif self._spiked is not None:
-            self._recover(step, self._spiked)
+        elif self._spike is not None:
+            self._recover(step, self._spike)
             if outcome is not None:
                 self.report_spike(step)
 
+    def _forget_numbers(self, step: int) -> None:
+        """Forget the numbers of steps that are no longer kept and that no replay will repeat."""
+        recent = {record.step for record in self.ring}
+        saved = self._saved if self._replay is not None else step
+        self.numbers = {s: numbers for s, numbers in self.numbers.items() if s > saved or s in recent}
+
     def report_spike(self, step: int) -> None:
         """Write the report on a spike that training has not recovered from."""
-        spike, self._spiked = self._spiked, None
+        spike, self._spike = self._spike, None
         if spike is not None:
             self._once(step, spike.trigger, spike.records)
 
@@ -245,31 +166,38 @@ class Recorder:
         self._reports.add_flight(report_of(step, trigger, self._examine(trigger, records), records))
 
     def _examine(self, trigger: Trigger, records: Sequence[StepRecord]) -> Replayed | Fault:
+        """Find what went wrong first, by a replay or in the records."""
         if self._replay is None:
             first = self._first if trigger.kind == "diverged" else ()
-            kept = {record.step: record for record in (*first, *records) if record.step <= trigger.until}
-            return fault(tuple(kept.values()))
+            known = {record.step: record for record in (*first, *records) if record.step <= trigger.until}
+            return fault(tuple(known.values()))
+        losses = {step: numbers["loss"] for step, numbers in self.numbers.items() if "loss" in numbers}
         try:
-            return self._replay(trigger.until, {s: n["loss"] for s, n in self.numbers.items() if "loss" in n})
+            return self._replay(trigger.until, losses)
         except Exception as error:  # a training must not end because its recorder failed
             return Replayed(Fault(f"the replay failed: {type(error).__name__}: {error}", "none"))
 
-    def _recover(self, step: int, spike: _Spike) -> None:
+    def _recover(self, step: int, spike: Spike) -> None:
         """Write a note if the loss or the norm is below the limit again."""
-        later = [n[spike.what] for at, n in self.numbers.items() if at > spike.trigger.until][-RECENT:]
-        if len(later) < RECENT or (now := statistics.median(later)) > spike.limit:
+        later = [numbers[spike.quantity] for at, numbers in self.numbers.items() if at > spike.trigger.until]
+        if len(later) < RECENT:
             return
-        self._spiked = None
+        now = statistics.median(later[-RECENT:])
+        if now > spike.limit:
+            return
+        self._spike = None
         words = f"{spike.trigger.words}, and training recovered: by step {step} it was {now:.3g}"
         self._note(step, replace(spike.trigger, kind="recovered", words=words), spike.records)
 
     def _note(self, step: int, trigger: Trigger, records: Sequence[StepRecord] = ()) -> None:
+        """Add a note on a recovery, the first time."""
         if "recovered" not in self._reported:
             self._reported.add("recovered")
             nothing = Fault(trigger.words, "none", step=trigger.step)
             self._reports.add_flight(report_of(step, trigger, nothing, records))
 
     def _once(self, step: int, trigger: Trigger, records: Sequence[StepRecord] = ()) -> None:
+        """Write a report, unless one covers this kind of trigger."""
         if _covering(trigger.kind) not in self._reported:
             self._reported.add(_covering(trigger.kind))
             self.report(step, trigger, records)
@@ -280,37 +208,25 @@ class Recorder:
         return {_covering(report.get("trigger", {}).get("kind", "")) for report in self._reports.flights()}
 
     def _trigger(self, outcome: Outcome | None) -> Trigger | None:
+        """Return what ends the training: a number that is not finite, or a divergence, from its spike on."""
         for step, numbers in self.numbers.items():
-            for what in self._limits:
-                if not math.isfinite(value := numbers.get(what, 0.0)):
-                    return Trigger("not finite", step, step, f"the {what} is {value} in step {step}")
-        if outcome is not None and outcome.state == "diverged":
-            trigger = self._spiked.trigger if self._spiked else Trigger("", outcome.step, outcome.step, "")
-            return replace(trigger, kind="diverged", words=outcome.evidence)
-        return None
-
-    def _spike(self) -> _Spike | None:
-        """Find the first kept step of those whose losses or norms are too high as a whole."""
-        for what, limit_of in self._limits.items():
-            kept = [self.numbers[r.step] | {"step": r.step} for r in self.ring if r.step in self.numbers]
-            known = [(int(n["step"]), n[what]) for n in kept if what in n]
-            steps, values = [s for s, _ in known], [v for _, v in known]
-            if limit_of is None:
-                continue
-            for at in range(RECENT, len(values) - RECENT + 1):
-                now, limit = statistics.median(values[at : at + RECENT]), limit_of(values[:at])
-                if now > limit:
-                    first = next(i for i in range(at, len(values)) if values[i] > limit)
-                    last, usual = steps[at + RECENT - 1], statistics.median(values[:at])
-                    words = f"the {what} went from {usual:.3g} to {now:.3g}, from step {steps[first]} on"
-                    return _Spike(Trigger("spike", steps[first], last, words), what, limit, tuple(self.ring))
-        return None
+            for quantity in self._limits:
+                value = numbers.get(quantity, 0.0)
+                if not math.isfinite(value):
+                    return Trigger("not finite", step, step, f"the {quantity} is {value} in step {step}")
+        if outcome is None or outcome.state != "diverged":
+            return None
+        if self._spike is not None:
+            return replace(self._spike.trigger, kind="diverged", words=outcome.evidence)
+        return Trigger("diverged", outcome.step, outcome.step, outcome.evidence)
 
 
 _TENSORS: Final = ("values", "gradients", "updates")
+"""The fields of a step that a state holds as tensors on the device."""
 
 
 def _require_steps(state: Mapping[str, Tensor], parameters: int) -> None:
+    """Raise UserError unless a state has the shapes of steps of so many parameters."""
     shapes = {name: list(tensor.shape) for name, tensor in state.items()}
     steps, losses = shapes.get("step", []), [*shapes.get("losses", [])[:1], 3]
     norms = {name: [*steps, parameters] for name in _TENSORS[1:]}

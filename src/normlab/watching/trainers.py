@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normlab.diagnosis import Probe
 from normlab.errors import UserError
-from normlab.watching.watch import OUT, Watch
+from normlab.watching.watcher import OUT, Watch
 
 
 class WatchingCallback:
@@ -49,9 +49,9 @@ def watched(
     these are divided, and ``step``, which counts from 1 and continues from a checkpoint. Raises UserError for
     a trainer without the first three, and for a model in several parts.
     """
-    names = ("model_parts", "optimizers", "forward_backward_step")
-    parts, container, given = (getattr(trainer, name, None) for name in names)
-    if parts is None or container is None or given is None:
+    parts, container = getattr(trainer, "model_parts", None), getattr(trainer, "optimizers", None)
+    own_step = getattr(trainer, "forward_backward_step", None)
+    if parts is None or container is None or own_step is None:
         raise UserError(
             f"{type(trainer).__name__} has no model_parts, optimizers and forward_backward_step; for your "
             "own loop, call normlab.watch(model, optimizers)"
@@ -61,7 +61,7 @@ def watched(
     watching = Watch(probes, out=out, every_steps=every_steps, sinks=sinks)
     begun = False
 
-    @wraps(given)
+    @wraps(own_step)
     def forward_backward_step(*args: Any, **kwargs: Any) -> Any:
         nonlocal begun
         if not begun:  # a checkpoint is loaded in train(), and tells the step
@@ -69,7 +69,7 @@ def watched(
             watching.start(max(getattr(trainer, "step", 1), 1) - 1)
             watching.attach(parts[0], list(getattr(container, "optimizers", container)))
             watching.count_steps()
-        loss = given(*args, **kwargs)
+        loss = own_step(*args, **kwargs)
         if isinstance(loss, Tensor):
             watching.loss(loss * getattr(trainer, "gradient_accumulation_steps", 1))
         return loss
@@ -78,5 +78,5 @@ def watched(
     try:
         yield watching
     finally:
-        trainer.forward_backward_step = given
+        trainer.forward_backward_step = own_step
         watching.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,7 @@ from torch.optim import Optimizer
 
 from normlab.setups.gradients import parameters_of
 from normlab.setups.together import Together, common_module
-
-if TYPE_CHECKING:
-    from normlab.watching.watch import Watch
+from normlab.watching.watcher import Watch
 
 
 def follow(watch: Watch) -> Training:
@@ -38,12 +36,14 @@ class Training:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
+        # by type, since isinstance asks objects for a __class__, which some compute
         self._optimizers = [x for x in gc.get_objects() if issubclass(type(x), Optimizer)]
         self._is_attached = False
         self._loss: Tensor | None = None
         self._scaled: tuple[Any, Any] = (None, None)
         """What a ``GradScaler`` returned last, and what it had scaled."""
         self._depth = 0
+        """Calls of ``backward`` in progress: torch's own calls another."""
 
     def patches(self) -> Iterator[tuple[Any, str, Any]]:
         """Yield what is patched: owner, name, and what stands there instead."""
@@ -67,16 +67,16 @@ class Training:
 
     def _attach(self, module: nn.Module, call: Any) -> None:
         """Attach the watch, if an optimizer holds parameters of this module."""
-        own = {id(p) for p in module.parameters()}
-        trains = [o for o in self._optimizers if any(id(p) in own for p in parameters_of(o))]
-        if not trains:
+        held = {id(p) for p in module.parameters()}
+        optimizers = [o for o in self._optimizers if any(id(p) in held for p in parameters_of(o))]
+        if not optimizers:
             return
         self._is_attached = True
         nn.Module.__call__ = call  # type: ignore[method-assign]  # the others are none of our business
         self._watch.start(0)
-        self._watch.attach(_model_of(module, trains), trains)
+        self._watch.attach(_model_of(module, optimizers), optimizers)
         self._watch.count_steps()
-        for optimizer in trains:  # after the watch's own hooks, which end the step before
+        for optimizer in optimizers:  # after the watch's own hooks, which end the step before
             optimizer.register_step_post_hook(lambda *_: self._give_loss())
 
     def _make_optimizer(self, make: Any) -> Any:
@@ -113,7 +113,8 @@ class Training:
             finally:
                 self._depth -= 1
                 if not self._depth and isinstance(loss, Tensor):
-                    self._add(self._scaled[1] if loss is self._scaled[0] else loss)
+                    scaled, unscaled = self._scaled
+                    self._add(unscaled if loss is scaled else loss)
 
         return passed
 
@@ -141,8 +142,9 @@ def _model_of(module: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
     model = common_module([module], parameters, {})
     if not isinstance(model, Together):
         return model
-    wanted = {id(p) for p in parameters}
+    trained = {id(p) for p in parameters}
     alive = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and m is not model]
-    holders = [m for m in alive if any(id(p) in wanted for p in m.parameters())]
+    holders = [m for m in alive if any(id(p) in trained for p in m.parameters())]
     inner = {id(part) for m in holders for part in m.modules() if part is not m}
-    return common_module([m for m in holders if id(m) not in inner], parameters, {})
+    outermost = [m for m in holders if id(m) not in inner]
+    return common_module(outermost, parameters, {})

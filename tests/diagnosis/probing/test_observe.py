@@ -168,16 +168,14 @@ def test_compiled_code_is_left_out_with_a_warning(part):
 
 
 def test_wrong_probes_say_what_there_is():
-    with pytest.raises(
-        ValueError, match=r"unknown signal 'outputs' .*allowed: input, output, grad_input, grad_output"
-    ):
+    with pytest.raises(ValueError, match=r"'outputs' .*input, output, grad_input, grad_output"):
         Probe("*", "outputs")
-    with pytest.raises(ValueError, match=f"unknown statistic 'norm' .*{', '.join(STATISTICS)}"):
+    with pytest.raises(ValueError, match=f"'norm' .*{', '.join(STATISTICS)}"):
         Probe("*", statistic="norm")
-    with pytest.raises(ValueError, match=r"grad\.rms of several modules together.*only l2"):
+    with pytest.raises(ValueError, match=r"grad\.rms.*l2"):
         Probe("0", "grad", together=("0", "1"))
     with (
-        pytest.raises(ValueError, match=r"no module matches 'encoder\.\*'; the paths begin 0, 1"),
+        pytest.raises(ValueError, match=r"'encoder\.\*'.* 0, 1"),
         observe(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), [Probe("encoder.*")], print),
     ):
         pass

@@ -10,8 +10,8 @@ from torch import nn
 from cases import each
 from contracts.variants import build, inputs, uniform
 from diagnosis.following import UNREAD, alike, follow, shape_of
-from normlab.diagnosis import block as reading
 from normlab.diagnosis import read_structure
+from normlab.diagnosis.block import BlockReader
 from normlab.errors import UserError
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
@@ -93,7 +93,7 @@ def test_a_sum_of_what_no_module_puts_out_is_not_read(monkeypatch):
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     assert read_structure(model, torch.randn(2, 4, 16)).stacks
-    monkeypatch.setattr(reading.BlockReader, "put_out", lambda *_: [])
+    monkeypatch.setattr(BlockReader, "outputs_of", lambda *_: [])
     with pytest.raises(UserError, match="was not read"):
         read_structure(model, torch.randn(2, 4, 16))
 

@@ -300,17 +300,13 @@ def test_numbered_attributes_are_blocks_and_others_are_named():
     assert shape_of(named) == {"*er": layers}
     with pytest.raises(ValueError, match=r"no numbered siblings .* blocks=\"encoder.layer\""):
         read_structure(model("lower", "upper"), X)
-    with pytest.raises(
-        ValueError, match=r"blocks='encodr' fits no module of the model; the paths begin lower"
-    ):
+    with pytest.raises(ValueError, match=r"'encodr'.* lower"):
         read_structure(model("lower", "upper"), X, blocks="encodr")
 
 
 def test_named_branches_stand_in_for_sums_that_are_not_seen():
     model = Attributes("block1", "block2", block=Silent)
-    with pytest.raises(
-        ValueError, match=r"2 x Silent.* was not read: in block1 .* branches=\(\"attn\", \"mlp\"\)"
-    ):
+    with pytest.raises(ValueError, match=r"2 x Silent.* in block1 .* branches="):
         read_structure(model, X)
     structure = read_structure(model, X, branches=("mix", "ffn"))
     (stack,) = structure.stacks
@@ -323,7 +319,7 @@ def test_named_branches_stand_in_for_sums_that_are_not_seen():
     assert {(v.placement, v.relation) for v in stack.sublayers} == {
         ("other", "as named by the caller, not verified")
     }
-    with pytest.raises(ValueError, match="none of attn put out a tensor"):
+    with pytest.raises(ValueError, match="none of attn"):
         read_structure(model, X, branches=("attn",))
 
 
@@ -359,16 +355,14 @@ def test_a_frozen_model_is_read():
 
 
 def test_a_model_that_cannot_run_says_what_to_change():
-    with pytest.raises(
-        ValueError, match=r"Pairs raised TypeError on the batch \(keywords z\).*pass call=lambda"
-    ):
+    with pytest.raises(ValueError, match=r"Pairs raised TypeError.*keywords z.*call=lambda"):
         read_structure(Pairs(), {"z": X})
-    with pytest.raises(ValueError, match=r"on the device meta and hold no numbers, first layers\.0"):
+    with pytest.raises(ValueError, match=r"meta.*layers\.0"):
         read_structure(Pairs().to("meta"), X)
     broken = Pairs()
     with torch.no_grad():
         broken.layers[1][1][1].weight[3, 3] = float("nan")
-    with pytest.raises(ValueError, match=r"not a number: layers\.1\.1\.1 is the first module"):
+    with pytest.raises(ValueError, match=r"not a number: layers\.1\.1\.1 "):
         read_structure(broken, X)
 
 
@@ -393,5 +387,5 @@ def test_layers_without_a_residual_are_not_read_as_one():
                 x = layer(x)
             return x
 
-    with pytest.raises(ValueError, match=r"layers \(3 x FeedForward\) was not read: in layers\.0"):
+    with pytest.raises(ValueError, match=r"layers \(3 x FeedForward\).* in layers\.0"):
         read_structure(Plain(), X)

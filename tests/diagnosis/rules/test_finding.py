@@ -2,7 +2,8 @@
 
 import pytest
 
-from normlab.diagnosis.study import Table, Tables, format_cosine, format_share
+from normlab.diagnosis.tables import Table, Tables
+from normlab.diagnosis.wording import format_cosine, format_share
 
 
 def records(*stacks):

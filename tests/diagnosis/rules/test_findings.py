@@ -1,11 +1,14 @@
 """Each rule on tables made by hand: what it says, how severe it finds it, and on which numbers it rests."""
 
 import math
+import re
 
 import pytest
 
 from normlab.diagnosis import Diagnosis, Structure, find
-from normlab.diagnosis.study import SEVERITIES, Finding, Table, Tables, format_number
+from normlab.diagnosis.study import SEVERITIES, Finding
+from normlab.diagnosis.tables import Table, Tables
+from normlab.diagnosis.wording import format_number
 
 
 def table(name, *rows):
@@ -53,7 +56,7 @@ def test_a_finding_says_its_evidence_and_reference():
 
 
 def test_a_severity_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="note, warning, problem, got 'bad'"):
+    with pytest.raises(ValueError, match="'bad'"):
         Finding("x", "bad", "s", "", {})
 
 
@@ -106,17 +109,16 @@ def test_the_placement_is_said_of_each_stack(placement, words, reference):
 
 def test_a_mixed_stack_is_counted():
     rows = [*structure(4, "pre")["structure"], {**structure(1, "other")["structure"].rows[0], "index": 4}]
-    assert "Pre-LN, 4 of 5 sublayers," in one(table("structure", *rows), "placement").sentence
+    found = one(table("structure", *rows), "placement")
+    assert found.numbers == {"layers": 2, "sublayers": 5, "pre": 4, "other": 1}
 
 
-@pytest.mark.parametrize(
-    ("lr", "severity", "words"), [(2e-2, "warning", "2 times above"), (0.2, "problem", "20 times above")]
-)
-def test_the_learning_rate_against_the_critical_one(lr, severity, words):
+@pytest.mark.parametrize(("lr", "severity"), [(2e-2, "warning"), (0.2, "problem")])
+def test_the_learning_rate_against_the_critical_one(lr, severity):
     tables = table("curvature", {"quantity": "critical_lr", "value": 1e-2, "detail": ""})
     found = one(tables, "learning_rate", lr)
-    assert (found.severity, words in found.sentence) == (severity, True)
-    assert found.numbers["ratio"] == pytest.approx(lr / 1e-2)
+    assert found.severity == severity
+    assert found.numbers == {"lr": lr, "critical_lr": 1e-2, "ratio": pytest.approx(lr / 1e-2)}
     assert find(tables, None) == ()
     assert find(tables, 1e-3) == (), "a rate below it may fail all the same"
 
@@ -128,23 +130,23 @@ def test_no_critical_rate_no_sentence():
 @pytest.mark.parametrize(
     ("slope", "severity", "words"),
     [
-        (0.5, "warning", "vanish towards the input of decoder: that of decoder.layers.0.attn is"),
-        (-0.5, "warning", "grow towards the input of decoder: that of decoder.layers.5.mlp is"),
-        (0.05, "note", "stay within a factor of"),
+        (0.5, "warning", "vanish .* decoder: that of decoder.layers.0.attn is"),
+        (-0.5, "warning", "grow .* decoder: that of decoder.layers.5.mlp is"),
+        (0.05, "note", "stay within"),
     ],
 )
 def test_gradients_that_vanish_or_grow(slope, severity, words):
     rows = sublayers(12, relative=lambda i: math.exp(slope * (i - 11) * 2))
     found = one(structure(12) | table("sublayer_gradients", *rows), "sublayer_gradients")
-    assert (found.severity, words in found.sentence) == (severity, True)
+    assert found.severity == severity
+    assert re.search(words, found.sentence)
     assert found.numbers["ratio"] == pytest.approx(math.exp(-abs(slope) * 22))
 
 
 def test_sublayers_without_gradient_are_counted():
     rows = sublayers(4, relative=lambda i: 0.0 if i < 2 else 1.0)
-    assert (
-        "2 sublayers receive none" in one(table("sublayer_gradients", *rows), "sublayer_gradients").sentence
-    )
+    found = one(table("sublayer_gradients", *rows), "sublayer_gradients")
+    assert found.numbers["without_gradient"] == 2
     assert find(table("sublayer_gradients", *sublayers(4, relative=lambda i: 0.0))) == ()
 
 
@@ -183,9 +185,9 @@ def test_how_the_output_change_grows(exponent, low, aic, severity):
     fits = law("power", -1.0, exponent, low, exponent + 0.1), law("log", aic[0]), law("linear", aic[1])
     found = one(table("output_change_fit", *fits), "output_change")
     assert found.severity == severity
-    assert f"N^{exponent:.2f} (95% interval {low:.2f}" in found.sentence
     assert ("N fits better than log N" in found.sentence) == (aic[1] < aic[0])
-    assert found.numbers["low"] == low
+    interval = {"exponent": exponent, "low": low, "high": exponent + 0.1}
+    assert found.numbers == {**interval, "aic_log": aic[0], "aic_linear": aic[1]}
     small = table("residual_dependency", *sublayers(36, beta_sq=lambda i: 0.001, total=lambda i: 1.0))
     assert one(table("output_change_fit", *fits) | small, "output_change").severity == "note"
     large = table("residual_dependency", *sublayers(36, beta_sq=lambda i: 0.4, total=lambda i: 1.0))
@@ -243,12 +245,14 @@ def test_updates_that_differ_too_much():
     assert even.numbers["update_ratio"] == pytest.approx(1e-3 / 9e-4)
     uneven = one(table("updates", *rows, update("d.weight", 1.0, 1e-6)), "updates")
     assert uneven.severity == "warning"
-    assert "(smallest: d.weight, largest: a.weight)" in uneven.sentence
+    assert "smallest: d.weight, largest: a.weight" in uneven.sentence
 
 
 def test_a_step_that_moves_a_matrix_far():
     rows = update("a.weight", 1.0, 0.3), update("b.weight", 1.0, 0.2)
-    assert "a.weight by 30% of its norm" in one(table("updates", *rows), "large_update").sentence
+    found = one(table("updates", *rows), "large_update")
+    assert "a.weight" in found.sentence
+    assert found.numbers["update_over_weight"] == 0.3
     assert not [f for f in find(table("updates", *[update("a", 1.0, 0.05)] * 2)) if f.name == "large_update"]
 
 
@@ -290,7 +294,7 @@ def test_a_packed_matrix_without_gradient_is_one_parameter():
     rows += [update("packed.1", float(kind == "value"), None, kind) for kind in kinds]
     found = one(table("updates", *rows, update("out", 1.0, None, "output")), "no_gradient")
     assert found.numbers == {"without_gradient": 2, "parameters": 3}
-    assert ": packed.0, packed.1 (query, key);" in found.sentence
+    assert "packed.0, packed.1 (query, key)" in found.sentence
 
 
 def head(entropy, uniform=3.0, max_logit=2.0, index=0):

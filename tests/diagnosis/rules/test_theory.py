@@ -93,7 +93,7 @@ def test_the_chi_square_tail_is_below_its_bound(dim, epsilon):
 
 def test_the_published_tail():
     assert chi_square_tail(512, 0.1) == pytest.approx(0.53, abs=0.005)
-    with pytest.raises(ValueError, match=r"between 0 and 1, try 0\.1"):
+    with pytest.raises(ValueError, match="between 0 and 1"):
         chi_square_tail(512, 1.0)
 
 

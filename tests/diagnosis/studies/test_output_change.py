@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from contracts.variants import build, inputs, loss_of, tokens, uniform
 from diagnosis.small import subject_read
+from normlab.diagnosis.laws import LawFit
 from normlab.diagnosis.studies.output_change import output_change, output_change_fit, random_change
-from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
-from normlab.diagnosis.theory import LawFit
+from normlab.diagnosis.tables import Table
 from normlab.lab.config import ModelConfig
 from normlab.lab.tasks.task import build_model
 from normlab.nn import Context, Encoder
@@ -93,7 +93,7 @@ def test_the_last_stack_is_meant_and_real_tokens_are_found():
     assert table == output_change(replace(subject, padding_masks=masks(model)), stacks=["decoder.sublayers"])
     all_tokens = {name: torch.ones_like(mask) for name, mask in masks(model).items()}
     assert table != output_change(replace(subject, padding_masks=all_tokens))
-    with pytest.raises(ValueError, match=r"no stack 'encoder'; its stacks are 'encoder.sublayers', 'dec"):
+    with pytest.raises(ValueError, match=r"'encoder';.*'encoder.sublayers', 'dec"):
         output_change(subject, stacks=["encoder"])
 
 
@@ -221,7 +221,7 @@ def test_nothing_is_left_behind():
 
 def test_a_frozen_model_is_told_so():
     model = build(uniform("post")).requires_grad_(requires_grad=False)
-    with pytest.raises(ValueError, match=r"no matrix of a sublayer needs a gradient.*requires_grad_\(\)"):
+    with pytest.raises(ValueError, match=r"no matrix.*requires_grad_\(\)"):
         random_change(subject_of(model))
     with pytest.raises(ValueError, match="unfreeze"):
         output_change(subject_of(model))

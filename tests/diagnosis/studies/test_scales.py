@@ -10,8 +10,8 @@ from torch import Tensor
 from contracts.variants import build, uniform
 from diagnosis.small import BATCH, PADDING_MASKS, subject_read, theory_setting, translating, untouched
 from normlab.diagnosis.studies.scales import scales
-from normlab.diagnosis.study import Table, Tables
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table, Tables
 from normlab.diagnosis.theory import ffn_gain
 
 SIGNALS = ("before", "branch", "total", "after")
@@ -141,7 +141,7 @@ def test_a_mask_of_the_batch_decides_and_needs_no_loss():
     shorter = Subject(
         model, {**subject.batch, "attention_mask": mask[:, :4]}, subject.loss_of, subject.structure
     )
-    with pytest.raises(ValueError, match=r"does not fit a stream of shape \(4, 6, 16\); pass padding_masks="):
+    with pytest.raises(ValueError, match=r"\(4, 6, 16\).* padding_masks="):
         scales(replace(subject, padding_masks=shorter.masks))
 
 
@@ -156,10 +156,10 @@ def test_masks_that_are_given_are_taken():
 def test_a_frozen_model_and_a_loss_apart_get_a_sentence():
     subject = translating("post")
     apart = Subject(subject.model, subject.batch, lambda m, b: m(*b).sum() * 0.0, subject.structure)
-    with pytest.raises(ValueError, match=r"does not change with any token of encoder\.sublayers"):
+    with pytest.raises(ValueError, match=r"any token of encoder\.sublayers"):
         scales(apart)
     subject.model.requires_grad_(requires_grad=False)
-    with pytest.raises(ValueError, match=r"frozen.* unfreeze .* pass padding_masks=\{stack: mask\}"):
+    with pytest.raises(ValueError, match=r"frozen.* padding_masks="):
         scales(subject)
     frozen = scales(replace(subject, padding_masks=PADDING_MASKS))
     assert {row["theory"] for row in frozen.where(role="ffn", signal="branch")} == {None}

@@ -13,7 +13,7 @@ from normlab.lab.config import TrainConfig
 from normlab.lab.training.checkpoint import open_checkpoint
 from normlab.lab.training.devices import Scaling
 from normlab.lab.training.parallel import FSDP, SingleProcess
-from normlab.watching.recorder import Trigger
+from normlab.watching.flight import Trigger
 
 CPU = torch.device("cpu")
 SMALL = 2.0**-30

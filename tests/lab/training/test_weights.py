@@ -19,7 +19,7 @@ from normlab.lab.runs import RunFolder
 from normlab.lab.training.train import train
 from normlab.lab.training.weights import Ema, checkpoint_of, kept_steps, weights_of
 from normlab.optim import OPTIMIZERS, build_optimizer
-from normlab.watching.recorder import Trigger
+from normlab.watching.flight import Trigger
 
 
 def keeping(config, keep, *, checkpoint_every_steps=5):

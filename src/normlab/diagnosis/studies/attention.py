@@ -13,19 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from normlab.base.chart import ByDepth
 from normlab.diagnosis.probes import pair_cosines
 from normlab.diagnosis.structure import StackView
-from normlab.diagnosis.study import (
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    as_float,
-    floats,
-    format_cosine,
-    format_number,
-    mean,
-)
+from normlab.diagnosis.study import Finding, Study
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, as_float, floats, mean
+from normlab.diagnosis.wording import format_cosine, format_number
 from normlab.errors import UserError
 from normlab.trace.record import Seen, Want, record
 from normlab.trace.tensors import Tap
@@ -60,12 +51,14 @@ def attention(subject: Subject) -> Table:
     Zhai et al. 2023, Section 3 (arXiv 2303.06296) for the entropy; Dehghani et al. 2023, Section 2 (arXiv
     2302.05442) for the logits. Raises UserError if no softmax is seen.
     """
-    masks, stacks, turned = subject.masks, subject.structure.stacks, _is_sequence_first(subject.model)
+    masks, sequence_first = subject.masks, _is_sequence_first(subject.model)
     taps = [tap for _, view in subject.structure.sublayers for tap in (view.before, view.total)]
     wants = dict.fromkeys(Want(tap.module, tap.side, keep=_shape) for tap in taps)
-    with sdpa_kernel(SDPBackend.MATH), record(subject.model, wants) as shown, _Softmaxes(shown) as seen:
+    with sdpa_kernel(SDPBackend.MATH), record(subject.model, wants) as stream, _Softmaxes(stream) as seen:
         subject.calls().once()
-    rows = [row for s in stacks for row in _rows(s, seen, masks[s.name], sequence_first=turned)]
+    rows = list[Row]()
+    for stack in subject.structure.stacks:
+        rows += _rows(stack, seen, masks[stack.name], sequence_first=sequence_first)
     if not rows:
         roles = dict.fromkeys(view.role for _, view in subject.structure.sublayers)
         attends = any(role.endswith("attention") for role in roles)
@@ -88,24 +81,30 @@ class _Softmax(NamedTuple):
 
 
 class _Softmaxes(TorchDispatchMode):
-    """Keeps a pass's softmaxes, each with the number of stream tensors recorded before it."""
+    """Keeps a pass's softmaxes, each with the number of stream tensors recorded before it.
 
-    def __init__(self, shown: Sequence[Seen]) -> None:
+    It sees every operator that torch dispatches, so an attention need not be a module or call a function of
+    torch's. ``stream`` fills during the pass.
+    """
+
+    def __init__(self, stream: Sequence[Seen]) -> None:
         super().__init__()
-        self._shown = shown
+        self._stream = stream
         self.softmaxes: list[_Softmax] = []
 
     @property
     def places(self) -> dict[Tap, tuple[int, torch.Size]]:
         """The place of each tensor among those that were recorded, and its shape."""
-        return {seen.tap: (i, seen.value) for i, seen in enumerate(self._shown)}
+        return {seen.tap: (i, seen.value) for i, seen in enumerate(self._stream)}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func.overloadpacket in SOFTMAXES and args[0].ndim > 2 and args[1] in (-1, args[0].ndim - 1):
-            self.softmaxes.append(_summary(len(self._shown), args[0], output))
+        if func.overloadpacket in SOFTMAXES:
+            scores, dim = args[:2]
+            if scores.ndim > 2 and dim in (-1, scores.ndim - 1):
+                self.softmaxes.append(_summary(len(self._stream), scores, output))
         return output
 
 
@@ -115,6 +114,7 @@ def _shape(x: Tensor) -> torch.Size:
 
 def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Softmax:
     wide = torch.promote_types(weights.dtype, torch.float32)
+    # masks are minus infinity or the smallest number, to which a score may have been added
     allowed = scores > torch.finfo(scores.dtype).min / 2
     entropy = torch.special.entr(weights.to(wide)).sum(-1)
     parts = entropy, scores.amax(-1).to(wide), allowed.sum(-1).to(wide).log()
@@ -124,17 +124,18 @@ def _summary(moment: int, scores: Tensor, weights: Tensor) -> _Softmax:
 def _rows(stack: StackView, seen: _Softmaxes, mask: Tensor, *, sequence_first: bool) -> Iterator[Row]:
     """Yield the rows of a stack; among parallel sublayers, the first that attends owns a softmax."""
     mask = mask.T if sequence_first and mask.ndim == 2 else mask
-    taken, places = set[int](), seen.places
+    unowned, places = list(seen.softmaxes), seen.places
     for view in stack.sublayers:
         if view.role == "ffn":
             continue
         (start, shape), (end, _) = places[view.before], places[view.total]
-        inside = [i for i, s in enumerate(seen.softmaxes) if start < s.moment <= end and i not in taken]
-        taken.update(inside)
+        inside = [softmax for softmax in unowned if start < softmax.moment <= end]
+        unowned = [softmax for softmax in unowned if not start < softmax.moment <= end]
         tokens = shape[:-1].numel()
-        softmaxes = [heads for i in inside if (heads := _by_head(seen.softmaxes[i], tokens, mask))]
-        for head, those in enumerate(zip(*softmaxes, strict=True) if softmaxes else ()):
-            yield {"stack": stack.name, "index": view.index, "head": head, **_joined(those)}
+        in_heads = [_by_head(softmax, tokens, mask) for softmax in inside]
+        # a sublayer may call several softmaxes, one for each part of its queries, say
+        for head, softmaxes in enumerate(zip(*filter(None, in_heads), strict=True)):
+            yield {"stack": stack.name, "index": view.index, "head": head, **_joined(softmaxes)}
 
 
 def _by_head(seen: _Softmax, tokens: int, mask: Tensor) -> list[_Softmax]:
@@ -143,19 +144,29 @@ def _by_head(seen: _Softmax, tokens: int, mask: Tensor) -> list[_Softmax]:
     heads, odd = divmod(n * t, tokens)
     if odd or not heads or n % heads:
         return []
-    kept = mask.reshape(n // heads, t).to(seen.entropy.device)
-    split = [part.unflatten(0, (-1, heads)).unbind(1) for part in seen[1:]]
-    masks = [kept & uniform.isfinite() for uniform in split[-1]]
-    return [_Softmax(seen.moment, *(part[h][mask] for part in split)) for h, mask in enumerate(masks)]
+    is_token = mask.reshape(n // heads, t).to(seen.entropy.device)
+    entropy, largest, uniform = (
+        part.unflatten(0, (-1, heads)).unbind(1) for part in (seen.entropy, seen.largest, seen.uniform)
+    )
+    softmaxes = list[_Softmax]()
+    for e, z, u in zip(entropy, largest, uniform, strict=True):
+        counts = is_token & u.isfinite()
+        softmaxes.append(_Softmax(seen.moment, e[counts], z[counts], u[counts]))
+    return softmaxes
 
 
-def _joined(those: Sequence[_Softmax]) -> Row:
+def _joined(softmaxes: Sequence[_Softmax]) -> Row:
     """Return a head's statistics over all its queries, or None if all are padding or masked."""
-    entropy, largest, uniform = (torch.cat(parts) for parts in list(zip(*those, strict=True))[1:])
+    entropy = torch.cat([softmax.entropy for softmax in softmaxes])
+    largest = torch.cat([softmax.largest for softmax in softmaxes])
+    uniform = torch.cat([softmax.uniform for softmax in softmaxes])
     if not len(entropy):
         return {"entropy": None, "max_logit": None, "uniform": None}
-    mean_entropy, max_logit = entropy.mean().item(), largest.max().item()
-    return {"entropy": mean_entropy, "max_logit": max_logit, "uniform": uniform.mean().item()}
+    return {
+        "entropy": entropy.mean().item(),
+        "max_logit": largest.max().item(),
+        "uniform": uniform.mean().item(),
+    }
 
 
 def _is_sequence_first(model: nn.Module) -> bool:
@@ -169,11 +180,12 @@ def _entropy_of_heads(tables: Tables) -> Iterator[Finding]:
         rows = [row for row in table if as_float(row["entropy"]) is not None]
         if not rows:
             continue
-        entropies, known = floats(rows, "entropy"), [as_float(row.get("uniform")) for row in rows]
-        # a head that may attend to only one key has no choice
-        pairs = list(zip(entropies, known, strict=True))
-        sharp = sum(e < COLLAPSED_NATS for e, most in pairs if most is None or most > COLLAPSED_NATS)
-        flat = sum(e / most > UNIFORM for e, most in pairs if most)
+        entropies, largest = floats(rows, "entropy"), [as_float(row.get("uniform")) for row in rows]
+        sharp = flat = 0
+        for entropy, most in zip(entropies, largest, strict=True):
+            has_choice = most is None or most > COLLAPSED_NATS  # of keys to attend to
+            sharp += has_choice and entropy < COLLAPSED_NATS
+            flat += bool(most) and entropy / most > UNIFORM
         yield Finding(
             "attention",
             "warning" if sharp else "note",
@@ -225,27 +237,27 @@ def similarity(subject: Subject) -> Table:
     Dong et al. 2021, Section 2 (arXiv 2103.03404) for tokens that grow alike; Roy and Vetterli 2007, Section
     2 (EUSIPCO) for the rank.
     """
-    turned, rows = _is_sequence_first(subject.model), list[Row]()
+    sequence_first, rows = _is_sequence_first(subject.model), list[Row]()
     for stack in subject.structure.stacks:
         taps = {-1: stack.sublayers[0].before} | {view.index: view.after for view in stack.sublayers}
         for index, tap in taps.items():
             x = subject.forward.tensors[tap]
             mask = subject.masks[stack.name].reshape(x.shape[:-1]).to(x.device)
-            if turned and x.ndim == 3:
+            if sequence_first and x.ndim == 3:
                 x, mask = x.transpose(0, 1), mask.T
             rows.append({"stack": stack.name, "index": index, **_alike(x, mask)})
     return Table("similarity", tuple(rows))
 
 
 def _alike(x: Tensor, mask: Tensor) -> Row:
-    x = x.to(torch.promote_types(x.dtype, torch.float32)) * mask[..., None]
-    sequences = x.reshape(-1, *x.shape[-2:])[(mask.sum(-1) > 1).reshape(-1)]
+    """Return cosine and rank of the sequences of a stream `[..., T, D]` that have more than one token."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) * mask[..., None]  # padding of zeros adds nothing
+    sequences, tokens = x.reshape(-1, *x.shape[-2:]), mask.reshape(-1, x.shape[-2]).sum(-1)
+    sequences, tokens = sequences[tokens > 1], tokens[tokens > 1]
     if not len(sequences):
         return {"cosine": None, "effective_rank": None}
-    tokens = mask.reshape(-1, x.shape[-2]).sum(-1)
-    pairs = (tokens * (tokens - 1))[tokens > 1]
-    together = pair_cosines(sequences)
-    means = {"cosine": (together / pairs).mean(), "effective_rank": effective_rank(sequences).mean()}
+    cosines = pair_cosines(sequences) / (tokens * (tokens - 1))
+    means = {"cosine": cosines.mean(), "effective_rank": effective_rank(sequences).mean()}
     return {name: value.item() if value.isfinite() else None for name, value in means.items()}
 
 
@@ -256,7 +268,7 @@ def effective_rank(x: Tensor) -> Tensor:
     It is 1 for a matrix of rank one or zero, min(T, D) for one with equal singular values, and NaN for one
     whose squares are not finite. Roy and Vetterli 2007, Section 2 (EUSIPCO).
     """
-    x = x.double()
+    x = x.double()  # squares of singular values, with half the digits, are what is computed
     gram = x @ x.mT if x.shape[-2] < x.shape[-1] else x.mT @ x
     finite = gram.isfinite().all(-1).all(-1)
     values = torch.linalg.eigvalsh(gram.where(finite[..., None, None], 0.0)).clamp(min=0).sqrt()
@@ -269,7 +281,7 @@ def _similarity_of_tokens(tables: Tables) -> Iterator[Finding]:
         rows = [row for row in table if as_float(row["cosine"]) is not None]
         if not rows:
             continue
-        first, *_, last = floats([rows[0], rows[-1]], "cosine")
+        first, last = floats([rows[0], rows[-1]], "cosine")
         rank = as_float(rows[-1]["effective_rank"])
         yield Finding(
             "similarity",

@@ -11,18 +11,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normlab.base.reference import reference_arithmetic
-from normlab.diagnosis.study import (
-    SMALL_BATCH,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    as_float,
-    format_number,
-    start_of_warmup,
-)
+from normlab.diagnosis.study import SMALL_BATCH, Finding, Study
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, as_float
+from normlab.diagnosis.wording import format_number, start_of_warmup
 from normlab.errors import UserError
 from normlab.trace.autograd import FROZEN, Gradients, Weights, made, nodes_behind, trainable
 
@@ -53,11 +45,11 @@ def critical_lr(subject: Subject, *, tolerance: float = CLOSE) -> Table:
     Kalra and Barkeshli 2024 (arXiv 2406.09405). Raises UserError for a frozen model, a loss that
     is not finite before any step, a step that is not, and an optimizer without a learning rate above 0.
     """
-    used, rate = made(subject.optimizer, subject.model)
+    optimizer, rate = made(subject.optimizer, subject.model)
     if not 0 < rate < math.inf:
         raise UserError(
-            f"{type(used).__name__} has the learning rate {rate}, which cannot be doubled; pass one above "
-            "0, as in partial(torch.optim.Adam, lr=1e-3)"
+            f"{type(optimizer).__name__} has the learning rate {rate}, which cannot be doubled; pass one "
+            "above 0, as in partial(torch.optim.Adam, lr=1e-3)"
         )
     steps = _RateSteps(subject)
     start = steps.start
@@ -70,7 +62,8 @@ def critical_lr(subject: Subject, *, tolerance: float = CLOSE) -> Table:
         detail = f"no step at {rate:.3g} or less lowers the loss {start:.4g}"
     else:
         detail = f"a step at {rate * high:.3g} raises the loss {start:.4g}, one at {rate * low:.3g} does not"
-    return Table("curvature", (_row("critical_lr", rate * high if low and high else None, detail),))
+    critical = rate * high if low and high else None
+    return Table("curvature", (_row("critical_lr", critical, detail),))
 
 
 class _RateSteps:
@@ -83,17 +76,19 @@ class _RateSteps:
         self._noise = 4 * torch.finfo(loss.dtype).eps * (abs(self.start) or 1.0)
         if not math.isfinite(self.start):
             raise UserError(f"the loss is {self.start} before any step; check the weights and the batch")
-        self._own = {path: p.detach() for path, p in trainable(subject.model).items()}
+        self._weights = {path: p.detach() for path, p in trainable(subject.model).items()}
         after = self._after(1.0)
-        self._line = {path: after[path].sub_(own) for path, own in self._own.items()}
-        if broken := next((path for path, x in self._line.items() if not x.isfinite().all()), None):
-            raise UserError(
-                f"the step of the optimizer at its own rate leaves {broken} infinite or not a number in "
-                f"{self._own[broken].dtype}; keep the parameters in float32, or give the optimizer an eps "
-                "that their dtype can hold, as in eps=1e-4"
-            )
+        self._step = {path: after[path].sub_(w) for path, w in self._weights.items()}  # in place: as large
+        for path, change in self._step.items():
+            if not change.isfinite().all():
+                raise UserError(
+                    f"the step of the optimizer at its own rate leaves {path} infinite or not a number in "
+                    f"{self._weights[path].dtype}; keep the parameters in float32, or give the optimizer an "
+                    "eps that their dtype can hold, as in eps=1e-4"
+                )
 
     def _after(self, factor: float) -> dict[str, Tensor]:
+        """Return the weights after the optimizer's step at a multiple of its rate."""
         subject = self._subject
         return subject.trace().update(subject.optimizer, subject.backward.slope, factor=factor)
 
@@ -102,15 +97,20 @@ class _RateSteps:
         return (loss.item() - self.start) / self._noise if loss.isfinite() else math.inf
 
     def on_the_line(self, factor: float) -> float:
-        return self._change({p: own.add(self._line[p], alpha=factor) for p, own in self._own.items()})
+        """Return the change by a multiple of the step at the optimizer's own rate."""
+        return self._change(
+            {path: w.add(self._step[path], alpha=factor) for path, w in self._weights.items()}
+        )
 
     def take(self, factor: float) -> float:
+        """Return the change by the step that the optimizer takes at a multiple of its rate."""
         return self._change(self._after(factor))
 
     def confirm(self, low: float | None, high: float | None) -> bool:
         """Return whether the optimizer's own steps raise the loss at one factor but not at the other."""
-        pairs = ((low, False), (high, True))
-        return all((self.take(factor) > 1) == raises for factor, raises in pairs if factor)
+        if low and self.take(low) > 1:
+            return False
+        return not high or self.take(high) > 1
 
 
 def _search(change: Callable[[float], float], tolerance: float) -> tuple[float | None, float | None]:
@@ -118,19 +118,29 @@ def _search(change: Callable[[float], float], tolerance: float) -> tuple[float |
     low, high = _bracket(change)
     while low and high and high > low * (1 + tolerance):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if change(middle) > 1 else (middle, high)
+        if change(middle) > 1:
+            high = middle
+        else:
+            low = middle
     return low, high
 
 
 def _bracket(change: Callable[[float], float]) -> tuple[float | None, float | None]:
-    """Return a factor that does not raise the loss and its double, which does; None if not found."""
-    if change(1.0) > 1:
-        for high in (2.0**-i for i in range(DOUBLINGS)):
-            if (changed := change(high / 2)) <= 1:
-                return (high / 2 if changed < -1 else None), high
-        return None, 2.0**-DOUBLINGS
-    high = next((2.0**i for i in range(1, DOUBLINGS + 1) if change(2.0**i) > 1), None)
-    return high / 2 if high else 1.0, high
+    """Return a factor that does not raise the loss and its double, which does; None if not found.
+
+    A smaller factor must lower the loss: one that no longer changes it shows nothing.
+    """
+    if change(1.0) <= 1:
+        for high in (2.0**i for i in range(1, DOUBLINGS + 1)):
+            if change(high) > 1:
+                return high / 2, high
+        return 1.0, None
+    for high in (2.0**-i for i in range(DOUBLINGS)):
+        low = high / 2
+        changed = change(low)
+        if changed <= 1:
+            return (low if changed < -1 else None), high
+    return None, 2.0**-DOUBLINGS
 
 
 def curvature(subject: Subject, *, tokens: int = 256, products: int = 50, tolerance: float = 1e-2) -> Table:
@@ -171,7 +181,7 @@ def preconditioned_sharpness(subject: Subject, *, tokens: int = 256, products: i
     small, used = subject.cropped(tokens)
     hessian = Hessian(small)
     diagonal = -hessian.update() / hessian.gradient
-    root = diagonal.nan_to_num(0.0, 0.0, 0.0).clamp(min=0.0).sqrt()
+    root = diagonal.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(min=0.0).sqrt()
     pair = largest_eigenvalue(hessian, scale=root, products=products, tolerance=TOLERANCE)
     return Table("curvature", (_row("preconditioned_sharpness", pair.value, pair.detail(used)),))
 
@@ -194,12 +204,12 @@ class Hessian:
 
     def __init__(self, subject: Subject) -> None:
         self._subject, self.parameters = subject, trainable(subject.model)
-        own = list(self.parameters.values())
+        weights = list(self.parameters.values())
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), reference_arithmetic():
             loss = subject.loss()
             if not loss.requires_grad:
                 raise UserError(FROZEN)
-            gradients = torch.autograd.grad(loss, own, create_graph=True, materialize_grads=True)
+            gradients = torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True)
             self._gradient = torch.cat([g.reshape(-1) for g in gradients])
         # past such a node a second derivative would silently stop and count as zero
         if any("Error" in node.name() for node in nodes_behind(self._gradient.grad_fn)):
@@ -211,6 +221,7 @@ class Hessian:
         return self._gradient.detach()
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return the pieces of a vector `[P]` by parameter."""
         pieces = vector.split([p.numel() for p in self.parameters.values()])
         return {path: x.view_as(p) for (path, p), x in zip(self.parameters.items(), pieces, strict=True)}
 
@@ -222,11 +233,13 @@ class Hessian:
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         """Return :math:`Hv`, `[P]` to `[P]`."""
-        if not self._gradient.requires_grad:
+        if not self._gradient.requires_grad:  # the loss is linear in the weights
             return torch.zeros_like(vector)
-        own = list(self.parameters.values())
+        weights = list(self.parameters.values())
         try:
-            hv = torch.autograd.grad(self._gradient, own, vector, retain_graph=True, materialize_grads=True)
+            hv = torch.autograd.grad(
+                self._gradient, weights, vector, retain_graph=True, materialize_grads=True
+            )
         except RuntimeError as error:
             raise UserError(TWICE.format(error)) from error
         return torch.cat([x.reshape(-1) for x in hv])
@@ -266,35 +279,46 @@ def largest_eigenvalue(
     x = torch.randn(like.numel(), generator=generator, dtype=like.dtype).to(like.device)
     basis = [x / torch.linalg.vector_norm(x)]
     images = [scale * (hessian @ (scale * basis[0]))]
-    for used in range(1, products + 1):
-        value = torch.dot(basis[0], images[0])
-        rest = images[0] - value * basis[0]
-        residual = torch.linalg.vector_norm(rest)
-        if used == products or not residual > tolerance * value.abs():
-            return _Eigenvalue(value.item(), residual.item(), used)
-        rest = rest / residual
-        basis.insert(1, rest)
-        images.insert(1, scale * (hessian @ (scale * rest)))
+    for products_so_far in range(1, products + 1):
+        x, image = basis[0], images[0]
+        value = torch.dot(x, image)
+        remainder = image - value * x
+        residual = torch.linalg.vector_norm(remainder)
+        if products_so_far == products or not residual > tolerance * value.abs():
+            return _Eigenvalue(value.item(), residual.item(), products_so_far)
+        direction = remainder / residual
+        basis.insert(1, direction)
+        images.insert(1, scale * (hessian @ (scale * direction)))
         basis, images = _best(basis, images)
     raise UserError(f"products is at least 1, got {products}")
 
 
 def _best(basis: list[Tensor], images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the span's unit vector with the largest Rayleigh quotient and its step, each with its image."""
-    gram = torch.stack([torch.stack([torch.dot(a, b) for b in basis]) for a in basis]).double()
-    seen = torch.stack([torch.stack([torch.dot(a, b) for b in images]) for a in basis]).double()
+    gram, quotients = _products(basis, basis), _products(basis, images)
     lengths, axes = torch.linalg.eigh(gram)
-    kept = lengths > 1e-5 * lengths[-1]  # float32 cannot tell more about nearly dependent vectors
-    white = axes[:, kept] / lengths[kept].sqrt()
-    weights = (white @ torch.linalg.eigh(white.T @ (seen + seen.T) @ white)[1][:, -1]).to(basis[0].dtype)
-    step, image = (_combined(weights[1:], vectors[1:]) for vectors in (basis, images))
-    first, moved = (weights[0] * v[0] + s for v, s in ((basis, step), (images, image)))
-    length, short = torch.linalg.vector_norm(first), torch.linalg.vector_norm(step).clamp(min=1e-30)
-    return [first / length, step / short], [moved / length, image / short]
+    apart = lengths > 1e-5 * lengths[-1]  # float32 cannot tell more about nearly dependent vectors
+    white = axes[:, apart] / lengths[apart].sqrt()
+    best = torch.linalg.eigh(white.T @ (quotients + quotients.T) @ white).eigenvectors[:, -1]
+    weights = (white @ best).to(basis[0].dtype)
+    # the step leaves out the vector before, so that the next basis does not nearly repeat it
+    step, image_of_step = _combined(weights[1:], basis[1:]), _combined(weights[1:], images[1:])
+    vector, image = weights[0] * basis[0] + step, weights[0] * images[0] + image_of_step
+    length, step_length = torch.linalg.vector_norm(vector), torch.linalg.vector_norm(step).clamp(min=1e-30)
+    return [vector / length, step / step_length], [image / length, image_of_step / step_length]
+
+
+def _products(vectors: list[Tensor], others: list[Tensor]) -> Tensor:
+    """Return the inner product of each vector with each of the others; so few of them can be in float64."""
+    return torch.stack([torch.stack([torch.dot(a, b) for b in others]) for a in vectors]).double()
 
 
 def _combined(weights: Tensor, vectors: list[Tensor]) -> Tensor:
-    return sum((w * v for w, v in zip(weights[1:], vectors[1:], strict=True)), weights[0] * vectors[0])
+    """Return the weighted sum."""
+    total = weights[0] * vectors[0]
+    for weight, vector in zip(weights[1:], vectors[1:], strict=True):
+        total = total + weight * vector
+    return total
 
 
 def _critical_rate(tables: Tables) -> Iterator[Finding]:
@@ -307,15 +331,22 @@ def _critical_rate(tables: Tables) -> Iterator[Finding]:
         return
     ratio, steps = tables.lr / critical, tables.warmup_steps
     first = ratio * tables.first_share
-    advice = f"; begin with a {'longer ' if steps else ''}warm-up from below it, or lower the rate"
-    yield Finding(
-        "learning_rate",
-        ("problem" if first > FAR_ABOVE else "warning") if first > 1 else "note",
+    sentence = (
         f"the learning rate {format_number(tables.lr)} is {format_number(ratio)} times above "
         f"{format_number(critical)}, the rate from which a single step from here raises the loss of its own "
         "mini-batch, or of a few hundred tokens where there is none"
-        + (f"; judged {start_of_warmup(steps, tables.first_share)}" if steps else "")
-        + (advice if first > 1 else ""),
+    )
+    if steps:
+        sentence += f"; judged {start_of_warmup(steps, tables.first_share)}"
+    if first > 1:
+        sentence += f"; begin with a {'longer ' if steps else ''}warm-up from below it, or lower the rate"
+    severity = "note"
+    if first > 1:
+        severity = "problem" if first > FAR_ABOVE else "warning"
+    yield Finding(
+        "learning_rate",
+        severity,
+        sentence,
         "curvature",
         {"lr": tables.lr, "critical_lr": critical, "ratio": ratio},
     )

@@ -13,21 +13,10 @@ from torch.func import functional_call
 
 from normlab.base.chart import HeatMap
 from normlab.diagnosis.structure import StackView, SublayerView
-from normlab.diagnosis.study import (
-    LIU,
-    SMALL_BATCH,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    Value,
-    floats,
-    format_number,
-    format_share,
-    mean,
-)
+from normlab.diagnosis.study import LIU, SMALL_BATCH, Finding, Study
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, Value, floats, mean
+from normlab.diagnosis.wording import format_number, format_share
 from normlab.errors import UserError
 from normlab.trace.tensors import Tap
 
@@ -60,10 +49,11 @@ def dependency(subject: Subject, *, tokens: int = 64) -> Table:
     """
     if not 1 <= tokens <= MAX_TOKENS:
         raise UserError(f"{tokens} tokens; dependency takes 1 to {MAX_TOKENS}, spread over the batch")
-    modules, stacks = dict(subject.model.named_modules()), subject.structure.stacks
+    modules, rows = dict(subject.model.named_modules()), list[Row]()
     with torch.no_grad():
-        rows = tuple(row for s in stacks for row in _follow(s, _Sample(subject, s, tokens), modules))
-    return Table("dependency", rows)
+        for stack in subject.structure.stacks:
+            rows += _follow(stack, _Sample(subject, stack, tokens), modules)
+    return Table("dependency", tuple(rows))
 
 
 def residual_dependency(subject: Subject, dependencies: Table) -> Table:
@@ -74,17 +64,19 @@ def residual_dependency(subject: Subject, dependencies: Table) -> Table:
     the same variance, and constant in a Post-LN; by Theorem 2, the output change is proportional to its sum
     over i. Liu et al. 2020, Section 4.2 (arXiv 2004.08249).
     """
-    total, own = defaultdict[tuple[Value, Value], float](float), dict[tuple[Value, Value], float]()
+    total: dict[tuple[Value, Value], float] = defaultdict(float)
+    on_itself: dict[tuple[Value, Value], float] = {}
     for row in dependencies:
-        where, share = (row["stack"], row["of"]), row["beta_sq"]
-        total[where] += share
+        sublayer, share = (row["stack"], row["of"]), row["beta_sq"]
+        total[sublayer] += share
         if row["of"] == row["on"]:
-            own[where] = share
-    rows = (
-        {"stack": s, "index": v.index, "role": v.role, "beta_sq": own[s, v.index], "total": total[s, v.index]}
-        for s, v in subject.structure.sublayers
-        if (s, v.index) in total
-    )
+            on_itself[sublayer] = share
+    rows = list[Row]()
+    for stack, view in subject.structure.sublayers:
+        sublayer = stack, view.index
+        if sublayer in total:
+            shares = {"beta_sq": on_itself[sublayer], "total": total[sublayer]}
+            rows.append({"stack": stack, "index": view.index, "role": view.role, **shares})
     return Table("residual_dependency", tuple(rows))
 
 
@@ -99,22 +91,25 @@ class FrozenNorm:
     def __init__(self, norm: nn.Module, x: Tensor) -> None:
         wide = x.double()
         rms = wide.square().mean(-1, keepdim=True).sqrt()
-        self.offset = _apply(norm, torch.zeros_like(wide)).nan_to_num()
-        whole = _apply(norm, wide) - self.offset
-        shifted = _apply(norm, wide + rms) - self.offset
-        self.centres = bool((shifted - whole).norm() <= 1e-3 * whole.norm())
-        small = self._centred(wide).abs() <= 1e-6 * rms
-        moved = torch.where(small, wide + 1e-6 * rms + torch.finfo(x.dtype).tiny, wide)  # for 0 / 0
-        self.slope = (_apply(norm, moved) - self.offset) / self._centred(moved)
-        self.slope = self.slope.nan_to_num().to(x.dtype)
-        self.offset = self.offset.to(x.dtype)
+        offset = _apply(norm, torch.zeros_like(wide)).nan_to_num()
+        normed = _apply(norm, wide) - offset
+        shifted = _apply(norm, wide + rms) - offset
+        self.centres = bool((shifted - normed).norm() <= 1e-3 * normed.norm())
+        """Whether the norm ignores the mean of a token."""
+        is_small = self._centred(wide).abs() <= 1e-6 * rms
+        away_from_zero = torch.where(is_small, wide + 1e-6 * rms + torch.finfo(x.dtype).tiny, wide)
+        slope = (_apply(norm, away_from_zero) - offset) / self._centred(away_from_zero)
+        self.slope = slope.nan_to_num().to(x.dtype)
+        self.offset = offset.to(x.dtype)
 
     def _centred(self, x: Tensor) -> Tensor:
         return x - x.mean(-1, keepdim=True) if self.centres else x
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map parts `[..., T, D]` of the norm's input to parts of its output."""
-        return self._centred(x).mul_(self.slope) if self.centres else x * self.slope
+        if self.centres:
+            return self._centred(x).mul_(self.slope)  # in place, since it is a new tensor
+        return x * self.slope
 
 
 def _apply(norm: nn.Module, x: Tensor) -> Tensor:
@@ -124,29 +119,34 @@ def _apply(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 class _Parts:
-    """The parts of the stream: r first, then the input, then each branch."""
+    """The parts `[branches + 2, T, D]` of the stream: r first, then the input, then each branch."""
 
     def __init__(self, stream: Tensor, branches: int) -> None:
-        self.parts = stream.new_zeros(branches + 2, *stream.shape)
-        self.parts[1] = stream
-        self.known = 2
+        self._all = stream.new_zeros(branches + 2, *stream.shape)
+        self._all[1] = stream
+        self._number = 2
 
-    def whole(self) -> Tensor:
-        return self.parts[: self.known].sum(0)
+    @property
+    def so_far(self) -> Tensor:
+        """The parts up to the last branch that was added, in the memory that holds them."""
+        return self._all[: self._number]
+
+    def sum(self) -> Tensor:
+        return self.so_far.sum(0)
 
     def add(self, branch: int, y: Tensor) -> None:
-        self.known = branch + 3
-        self.parts[branch + 2] = y
+        self._number = branch + 3
+        self._all[branch + 2] = y
 
     def pass_through(self, norm: FrozenNorm) -> None:
-        self.parts[: self.known] = norm(self.parts[: self.known])
-        self.parts[0] += norm.offset
+        self.so_far.copy_(norm(self.so_far))
+        self._all[0] += norm.offset
 
     def shares(self) -> list[float]:
         """Return the shares of the input and of each branch in the variance of the stream."""
-        variance = self.whole().var(-1, correction=0).clamp(min=torch.finfo(self.parts.dtype).tiny)
-        own = self.parts[1 : self.known].var(-1, correction=0)
-        return (own / variance).mean(-1).tolist()
+        variance = self.sum().var(-1, correction=0).clamp(min=torch.finfo(self._all.dtype).tiny)
+        variances = self.so_far[1:].var(-1, correction=0)
+        return (variances / variance).mean(-1).tolist()
 
 
 class _Sample:
@@ -157,9 +157,9 @@ class _Sample:
         seen = subject.forward.tensors
         self._tolerance = 1e-3 + 16 * torch.finfo(seen[stack.sublayers[0].before].dtype).eps
         for tap in dict.fromkeys(tap for view in stack.sublayers for tap in view.taps):
-            all_of_them = subject.tokens(stack.name, seen[tap])
-            spaced = torch.linspace(0, len(all_of_them) - 1, min(tokens, len(all_of_them)))
-            self.rows[tap] = all_of_them[spaced.long().to(all_of_them.device)]
+            x = subject.tokens(stack.name, seen[tap])
+            spaced = torch.linspace(0, len(x) - 1, min(tokens, len(x)))
+            self.rows[tap] = x[spaced.long().to(x.device)]
 
     def check(self, total: Tensor, tap: Tap, view: SublayerView, claim: str) -> None:
         """Raise UserError unless the parts add up to the tensor that was seen, within its rounding so far."""
@@ -172,48 +172,66 @@ class _Sample:
 
 
 def _follow(stack: StackView, seen: _Sample, modules: Mapping[str, nn.Module]) -> Iterator[Row]:
+    """Yield the rows of a stack while its parts go through its sums and norms."""
     views = stack.sublayers
-    parts, branches = _Parts(seen.rows[views[0].before], len(views)), {view.branch for view in views}
-    again = [seen.rows[tap] for view in views for tap in view.beside if tap not in branches]
-    states = list[tuple[Tensor, Tensor]]()
-
-    def keep(tap: Tap) -> None:
-        """Keep a state of the stream that a later sublayer adds again, with its parts."""
-        if any(torch.equal(seen.rows[tap], state) for state in again):
-            states.append((seen.rows[tap], parts.parts[: parts.known].clone()))
-
-    keep(views[0].before)
-    for _, together in groupby(views, key=lambda view: (view.before, view.total)):
-        first, *others = together
-        seen.check(parts.whole(), first.before, first, "does not begin where the one before ended")
-        _add(parts, [first, *others], seen.rows, states)
-        seen.check(parts.whole(), first.total, first, "is not the sum of its stream and its branch")
+    parts = _Parts(seen.rows[views[0].before], len(views))
+    older = _OlderStates(views, seen.rows)
+    older.keep(views[0].before, parts)
+    for _, together in groupby(views, key=lambda view: (view.before, view.total)):  # branches side by side
+        group = list(together)
+        first = group[0]
+        seen.check(parts.sum(), first.before, first, "does not begin where the one before ended")
+        _add(parts, group, seen.rows, older)
+        seen.check(parts.sum(), first.total, first, "is not the sum of its stream and its branch")
         if first.norm_write is not None:
             parts.pass_through(FrozenNorm(modules[first.norm_write], seen.rows[first.total]))
-        seen.check(parts.whole(), first.after, first, "does not end with that sum or its norm")
-        keep(first.after)
+        seen.check(parts.sum(), first.after, first, "does not end with that sum or its norm")
+        older.keep(first.after, parts)
         shares = parts.shares()
-        for view in (first, *others):
+        for view in group:
             for on, share in enumerate(shares, start=INPUT):
                 yield {"stack": stack.name, "of": view.index, "on": on, "beta_sq": share}
 
 
+class _OlderStates:
+    """The states of a stream that a later sublayer adds again, each with its parts.
+
+    States are told apart by their numbers: the same state has several taps.
+    """
+
+    def __init__(self, views: Sequence[SublayerView], rows: Mapping[Tap, Tensor]) -> None:
+        branches = {view.branch for view in views}
+        self._rows = rows
+        self._needed = [rows[tap] for view in views for tap in view.beside if tap not in branches]
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def keep(self, tap: Tap, parts: _Parts) -> None:
+        """Keep the state at a tap, if it is added again."""
+        if any(torch.equal(self._rows[tap], needed) for needed in self._needed):
+            self._kept.append((self._rows[tap], parts.so_far.clone()))
+
+    def parts_of(self, tap: Tap) -> Tensor:
+        """Return the parts of the state at a tap; a tensor of unknown origin is all r."""
+        for state, parts in self._kept:
+            if torch.equal(state, self._rows[tap]):
+                return parts
+        return self._rows[tap][None]
+
+
 def _add(
-    parts: _Parts,
-    group: Sequence[SublayerView],
-    seen: Mapping[Tap, Tensor],
-    states: Sequence[tuple[Tensor, Tensor]],
+    parts: _Parts, group: Sequence[SublayerView], rows: Mapping[Tap, Tensor], older: _OlderStates
 ) -> None:
-    """Add branches and older states to the stream; a term of unknown origin goes to r."""
-    stream = parts.parts
+    """Add the branches of a group, and the older states beside them, to the stream."""
+    stream = parts.so_far
     stream *= torch.as_tensor(group[0].shortcut, dtype=stream.dtype, device=stream.device)
     for view in group:
         scale = torch.as_tensor(view.scale, dtype=stream.dtype, device=stream.device)
-        parts.add(view.index, scale * seen[view.branch])
+        parts.add(view.index, scale * rows[view.branch])
+    in_group = [view.branch for view in group]
     for tap in group[0].beside:
-        if tap not in [view.branch for view in group]:
-            older = next((p for state, p in states if torch.equal(state, seen[tap])), seen[tap][None])
-            stream[: len(older)] += older  # its parts come first among this state's
+        if tap not in in_group:
+            added = older.parts_of(tap)
+            parts.so_far[: len(added)] += added  # its parts come first among this state's
 
 
 def _dependency_on_branches(tables: Tables) -> Iterator[Finding]:
@@ -224,13 +242,17 @@ def _dependency_on_branches(tables: Tables) -> Iterator[Finding]:
         amplification, expected = sum(shares), _harmonic(len(shares))
         strong = amplification > LEANING * expected
         late = mean(shares[len(shares) // 2 :])
-        yield Finding(
-            "residual_dependency",
-            "warning" if strong and len(shares) > SHALLOW else "note",
+        sentence = (
             f"the residual branch contributes {format_share(mean(shares))} of the variance of a sublayer's "
             f"output in {stack}, {format_share(late)} in the upper half; over {len(shares)} sublayers the "
             f"dependency adds up to {format_number(amplification)}, where 1/i gives {format_number(expected)}"
-            + ("; in theory a change of weights is then amplified like N, not log N" if strong else ""),
+        )
+        if strong:
+            sentence += "; in theory a change of weights is then amplified like N, not log N"
+        yield Finding(
+            "residual_dependency",
+            "warning" if strong and len(shares) > SHALLOW else "note",
+            sentence,
             "residual_dependency",
             {"mean_beta_sq": mean(shares), "sum_beta_sq": amplification, "sum_1_over_i": expected},
             LIU.format("Section 4.1 and Theorem 2"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import log
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,25 +13,13 @@ from torch import Tensor
 from normlab.base.chart import ByDepth, Strips
 from normlab.diagnosis.parameters import ParameterPart
 from normlab.diagnosis.probes import measure
-from normlab.diagnosis.study import (
-    LIU,
-    MINI_BATCHES,
-    XIONG,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    as_float,
-    at_peak,
-    extremes,
-    format_number,
-    format_share,
-    mean,
-)
+from normlab.diagnosis.study import LIU, MINI_BATCHES, XIONG, Finding, Study
 from normlab.diagnosis.subject import Subject, place, split
+from normlab.diagnosis.tables import Row, Table, Tables, as_float, extremes, floats, mean
+from normlab.diagnosis.wording import at_peak, format_number, format_share
 from normlab.errors import UserError
 from normlab.trace.autograd import FROZEN, trainable
+from normlab.trace.tensors import Tap
 
 VANISHED: Final = 0.01
 """Share of a stack's largest gradient below which adaptive optimizers' first steps do not even it out."""
@@ -55,18 +43,19 @@ def sublayer_gradients(subject: Subject) -> Table:
     views, gradients = subject.structure.sublayers, subject.backward.stream
     if not gradients:
         raise UserError(FROZEN)
-    kept = [subject.tokens(s, gradients[v.after]) if v.after in gradients else None for s, v in views]
-    lengths = [None if g is None else g.norm().item() for g in kept]
-    largest = max((x for x in lengths if x is not None), default=0.0) or 1.0
-    rows = [
-        {
-            **place(stack, view),
-            "grad_l2": length,
-            "relative": None if length is None else length / largest,
-            "variance": None if g is None else g.var(correction=0).item(),
-        }
-        for (stack, view), g, length in zip(views, kept, lengths, strict=True)
-    ]
+    measured: dict[Tap, tuple[float, float]] = {}
+    for stack, view in views:
+        if view.after in gradients:
+            g = subject.tokens(stack, gradients[view.after])
+            measured[view.after] = g.norm().item(), g.var(correction=0).item()
+    largest = max((length for length, _ in measured.values()), default=0.0) or 1.0
+    rows = list[Row]()
+    for stack, view in views:
+        row = {**place(stack, view), "grad_l2": None, "relative": None, "variance": None}
+        if view.after in measured:
+            length, variance = measured[view.after]
+            row |= {"grad_l2": length, "relative": length / largest, "variance": variance}
+        rows.append(row)
     return Table("sublayer_gradients", tuple(rows))
 
 
@@ -82,28 +71,35 @@ def parameter_gradients(subject: Subject) -> Table:
 
     Xiong et al. 2020, Figure 3 and Section 3.4 (arXiv 2002.04745).
     """
-    mini = list(subject.batches) or split(subject.batch, PARTS)
-    first = subject.small if subject.batches else subject.on(mini[0])
+    mini_batches = list(subject.batches) or split(subject.batch, PARTS)
+    first = subject.small if subject.batches else subject.on(mini_batches[0])
     parts, (forward, slope, _) = first.parts, first.backward
     sums = {path: g.clone() for path, g in slope.gradients.items()}
-    lengths = {path: _lengths(g, parts[path]) for path, g in sums.items()}
-    for batch in mini[1:]:
+    sums_of_lengths = {path: _lengths(g, parts[path]) for path, g in sums.items()}
+    for batch in mini_batches[1:]:
         for path, g in subject.trace(batch=batch).slope.gradients.items():
             sums[path] += g
-            lengths[path] += _lengths(g, parts[path])
+            sums_of_lengths[path] += _lengths(g, parts[path])
     rows = list[Row]()
     for path, p in trainable(subject.model).items():
-        together = (_lengths(sums[path], parts[path]) / len(mini)).tolist()
-        apart = (lengths[path] / len(mini)).tolist()
-        for part, mean_grad_l2, grad_l2 in zip(parts[path], together, apart, strict=True):
-            shape = "x".join(map(str, part.of(p).shape))
-            about = {"kind": part.kind, "parameter": path, "shape": shape}
-            measured = {"mean_grad_l2": mean_grad_l2, "grad_l2": grad_l2}
-            rows.append({**forward.owned[path]._asdict(), **about, **measured})
+        lengths_of_mean = (_lengths(sums[path], parts[path]) / len(mini_batches)).tolist()
+        mean_lengths = (sums_of_lengths[path] / len(mini_batches)).tolist()
+        for part, mean_grad_l2, grad_l2 in zip(parts[path], lengths_of_mean, mean_lengths, strict=True):
+            rows.append(
+                {
+                    **forward.owned[path]._asdict(),
+                    "kind": part.kind,
+                    "parameter": path,
+                    "shape": "x".join(map(str, part.of(p).shape)),
+                    "mean_grad_l2": mean_grad_l2,
+                    "grad_l2": grad_l2,
+                }
+            )
     return Table("parameter_gradients", tuple(rows))
 
 
 def _lengths(gradient: Tensor, parts: Sequence[ParameterPart]) -> Tensor:
+    """Return the L2 norm of each part of a gradient."""
     return torch.stack([part.of(gradient.to_dense()).norm() for part in parts])
 
 
@@ -120,7 +116,8 @@ def branch_jacobians(subject: Subject, *, seed: int = 0) -> Table:
     Liu et al. 2020, Appendix A.3 (arXiv 2004.08249).
     """
     masks, views, rows = subject.masks, subject.structure.sublayers, list[Row]()
-    with subject.calls(t for _, v in views for t in (v.before, v.branch, v.total)).with_graph() as passed:
+    taps = [tap for _, view in views for tap in (view.before, view.branch, view.total)]
+    with subject.calls(taps).with_graph() as passed:
         for i, (stack, view) in enumerate(views):
             generator = torch.Generator().manual_seed(seed * len(views) + i)
             before, branch = passed.taps[view.before], passed.taps[view.branch]
@@ -143,21 +140,25 @@ def _gain(before: Tensor, branch: Tensor, mask: Tensor, generator: torch.Generat
 def _gradients_of_sublayers(tables: Tables) -> Iterator[Finding]:
     for stack, table in tables.stacks("sublayer_gradients"):
         silent = sum(value == 0 for value in table.column("relative"))
-        if (ends := extremes(table, "relative")) is None:
+        ends = extremes(table, "relative")
+        if ends is None:
             continue
         small, large = ends
         least, most = small["relative"], large["relative"]
         vanished = least / most < VANISHED
+        trend = f"stay within a factor of {format_number(most / least)} in {stack}"
         if vanished:
             trend = f"{'vanish' if _small_below(table.rows) else 'grow'} towards the input of {stack}"
-        else:
-            trend = f"stay within a factor of {format_number(most / least)} in {stack}"
+        sentence = (
+            f"the gradients of sublayer outputs {trend}: that of {tables.module(small)} is "
+            f"{format_number(least / most)} times that of {tables.module(large)}"
+        )
+        if silent:
+            sentence += f"; {silent} sublayers receive none"
         yield Finding(
             "sublayer_gradients",
             "warning" if vanished else "note",
-            f"the gradients of sublayer outputs {trend}: that of {tables.module(small)} is "
-            f"{format_number(least / most)} times that of {tables.module(large)}"
-            + (f"; {silent} sublayers receive none" if silent else ""),
+            sentence,
             "sublayer_gradients",
             {"smallest": least, "largest": most, "ratio": least / most, "without_gradient": silent},
             LIU.format("Section 3.1, Figure 3"),
@@ -165,7 +166,8 @@ def _gradients_of_sublayers(tables: Tables) -> Iterator[Finding]:
 
 
 def _small_below(rows: Sequence[Row]) -> bool:
-    logs = [log(x) for row in rows if (x := as_float(row["relative"])) is not None and x > 0]
+    """Return whether gradients in the lower half are smaller, by their geometric means."""
+    logs = [log(x) for x in floats(rows, "relative") if x > 0]
     half = len(logs) // 2
     return half > 0 and mean(logs[:half]) <= mean(logs[half:])
 
@@ -243,32 +245,48 @@ def updates(subject: Subject) -> Table:
     """
     (_, owned, _), slope, _ = subject.backward
     after = subject.trace().update(subject.optimizer, slope)
-    lengths: list[tuple[str, ParameterPart, list[float]]] = []
+    moved = list[_Moved]()
     for path, p in trainable(subject.model).items():
-        tensors = slope.gradients[path], after[path].sub_(p.detach()), p.detach()
+        weight = p.detach()
+        tensors = slope.gradients[path], after[path].sub_(weight), weight
         for part in subject.parts[path]:
-            lengths.append((path, part, [measure("l2", part.of(x.to_dense())).item() for x in tensors]))
-    most_g, most_u = (max(norms[i] for _, _, norms in lengths) for i in (0, 1))
+            lengths = [measure("l2", part.of(x.to_dense())).item() for x in tensors]
+            moved.append(_Moved(path, part.kind, *lengths))
+    largest_gradient = max(m.gradient for m in moved)
+    largest_update = max(m.update for m in moved)
     rows: list[Row] = [
         {
-            "parameter": path,
-            "kind": part.kind,
-            "stack": owned[path].stack,
-            "layer": owned[path].layer,
-            "grad_l2": g,
-            "update_l2": u,
-            "grad_relative": g / most_g if most_g else None,
-            "update_relative": u / most_u if most_u else None,
-            "update_over_weight": u / w if w else None,
+            "parameter": m.path,
+            "kind": m.kind,
+            "stack": owned[m.path].stack,
+            "layer": owned[m.path].layer,
+            "grad_l2": m.gradient,
+            "update_l2": m.update,
+            "grad_relative": m.gradient / largest_gradient if largest_gradient else None,
+            "update_relative": m.update / largest_update if largest_update else None,
+            "update_over_weight": m.update / m.weight if m.weight else None,
         }
-        for path, part, (g, u, w) in lengths
+        for m in moved
     ]
     return Table("updates", tuple(rows))
 
 
+class _Moved(NamedTuple):
+    """The L2 norms of a part of a parameter, of its gradient and of its update."""
+
+    path: str
+    kind: str
+    gradient: float
+    update: float
+    weight: float
+
+
 def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
-    weights = (row for row in tables.table("updates") if row["kind"] in MATRICES)
-    rows = [row for row in weights if not str(row["parameter"]).endswith("bias")]  # which move differently
+    rows = [  # biases have the kind of their matrix, and move differently
+        row
+        for row in tables.table("updates")
+        if row["kind"] in MATRICES and not str(row["parameter"]).endswith("bias")
+    ]
     gradients, moves = extremes(rows, "grad_l2"), extremes(rows, "update_over_weight")
     if not gradients or not moves:
         return
@@ -285,40 +303,49 @@ def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
         {"gradient_ratio": gradient, "update_ratio": move},
         LIU.format("Section 3.2, Figure 5"),
     )
-    largest, steps = fast["update_over_weight"], tables.warmup_steps
-    if largest > LARGE_UPDATE:
-        first = largest * tables.first_share
-        begun = at_peak(format_share(first), steps, tables.first_share)
-        large = first > LARGE_UPDATE
+    if fast["update_over_weight"] > LARGE_UPDATE:
+        yield _large_update(fast, tables)
+
+
+def _large_update(row: Row, tables: Tables) -> Finding:
+    """Judge the first update, which a warm-up makes smaller than the one at the peak."""
+    share, steps = row["update_over_weight"], tables.warmup_steps
+    first = share * tables.first_share
+    first_in_words = at_peak(format_share(first), steps, tables.first_share)
+    severity, advice = "note", ""
+    if first > LARGE_UPDATE:
+        severity = "warning"
         advice = f"; lower the learning rate or {'warm up for longer' if steps else 'warm up'}"
-        yield Finding(
-            "large_update",
-            "warning" if large else "note",
-            f"one step changes {fast['parameter']} by {largest:.0%} of its norm{begun}{advice * large}",
-            "updates",
-            {"update_over_weight": largest, "first_update": first},
-        )
+    return Finding(
+        "large_update",
+        severity,
+        f"one step changes {row['parameter']} by {share:.0%} of its norm{first_in_words}{advice}",
+        "updates",
+        {"update_over_weight": share, "first_update": first},
+    )
 
 
 def _no_gradient(tables: Tables) -> Iterator[Finding]:
     """Report parameters that the loss does not reach; for a packed matrix, the parts that it does not."""
-    parts: dict[str, dict[str, bool]] = defaultdict(dict)
+    is_silent: dict[str, dict[str, bool]] = defaultdict(dict)
     for row in tables.table("updates"):
-        parts[str(row["parameter"])][str(row["kind"])] = row["grad_l2"] == 0
-    silent = [
-        path if all(own.values()) else f"{path} ({', '.join(kind for kind, zero in own.items() if zero)})"
-        for path, own in parts.items()
-        if any(own.values())
-    ]
+        is_silent[str(row["parameter"])][str(row["kind"])] = row["grad_l2"] == 0
+    silent = list[str]()
+    for path, parts in is_silent.items():
+        kinds = [kind for kind, is_zero in parts.items() if is_zero]
+        if len(kinds) == len(parts):
+            silent.append(path)
+        elif kinds:
+            silent.append(f"{path} ({', '.join(kinds)})")
     if silent:
         some = ", ".join(silent[:3]) + (" …" if len(silent) > 3 else "")
         yield Finding(
             "no_gradient",
             "warning",
-            f"{len(silent)} of {len(parts)} parameters receive no gradient from this batch: {some}; that is "
-            "intended where branches start at zero, and a mistake where a part of the model is not used",
+            f"{len(silent)} of {len(is_silent)} parameters receive no gradient from this batch: {some}; that "
+            "is intended where branches start at zero, and a mistake where a part of the model is not used",
             "updates",
-            {"without_gradient": len(silent), "parameters": len(parts)},
+            {"without_gradient": len(silent), "parameters": len(is_silent)},
         )
 
 

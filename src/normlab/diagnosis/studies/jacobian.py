@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import log
+from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from normlab.diagnosis.parameters import Owner, norms_of
-from normlab.diagnosis.study import (
-    SMALL_BATCH,
-    XIONG,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    as_float,
-    extremes,
-    format_number,
-)
+from normlab.diagnosis.structure import Structure
+from normlab.diagnosis.study import SMALL_BATCH, XIONG, Finding, Study
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Row, Table, Tables, as_float, extremes
 from normlab.diagnosis.theory import layer_norm_jacobian, rms_norm_jacobian
+from normlab.diagnosis.wording import format_number
 from normlab.errors import UserError
 from normlab.trace.facts.stacks import within
 from normlab.trace.record import Want, record
@@ -60,19 +52,32 @@ def jacobian(subject: Subject, *, tokens: int = TOKENS) -> Table:
     """
     if tokens < 1:
         raise UserError(f"tokens is {tokens}; give 1 or more, say {TOKENS}")
-    places: dict[str, tuple[str, int | None]] = {}
-    for stack in subject.structure.stacks:
-        places |= {path: (stack.name, view.index) for view in stack.sublayers for path in view.norms}
-        places |= {stack.final_norm: (stack.name, None)} if stack.final_norm is not None else {}
+    places = _places(subject.structure)
     with record(subject.model, [Want(path, "input", first=True) for path in places]) as seen:
         subject.calls().once(graph=torch.is_grad_enabled())
-    first, rows = {one.tap.module: one.value for one in reversed(seen)}, list[Row]()
+    inputs: dict[str, Tensor] = {}
+    for call in seen:
+        inputs.setdefault(call.tap.module, call.value)  # the first one's
+    rows = list[Row]()
     with undisturbed(subject.model):
-        for path, (name, index) in places.items():
-            kept, norm = _spread(subject.tokens(name, first[path]), tokens), subject.model.get_submodule(path)
-            measured = _measured(norm, kept.to(first[path].dtype), kept)
-            rows.append({"module": path, "stack": name, "index": index, **measured})
+        for path, (stack, index) in places.items():
+            x = _spread(subject.tokens(stack, inputs[path]), tokens)
+            norm = subject.model.get_submodule(path)
+            measured = _measured(norm, x.to(inputs[path].dtype), x)
+            rows.append({"module": path, "stack": stack, "index": index, **measured})
     return Table("jacobian", tuple(rows))
+
+
+def _places(structure: Structure) -> dict[str, tuple[str, int | None]]:
+    """Return stack and index of each norm of a stream, by path; a final norm has no index."""
+    places: dict[str, tuple[str, int | None]] = {}
+    for stack in structure.stacks:
+        for view in stack.sublayers:
+            for path in view.norms:
+                places[path] = stack.name, view.index
+        if stack.final_norm is not None:
+            places[stack.final_norm] = stack.name, None
+    return places
 
 
 def _spread(x: Tensor, count: int) -> Tensor:
@@ -144,47 +149,60 @@ def spectral_norm(matrices: Tensor) -> Tensor:
 
 def _gains(tables: Tables) -> Iterator[Finding]:
     """Report norms whose gain, measured by their Jacobian, is near zero or far above one."""
-    effective = _effective(tables)
-    for name, words, limit, some in (
-        ("dead_gain", "less than", DEAD_GAIN, {k: v for k, v in effective.items() if v < DEAD_GAIN}),
-        ("large_gain", "more than", LARGE_GAIN, {k: v for k, v in effective.items() if v > LARGE_GAIN}),
-    ):
-        if some:
-            worst = max(some, key=lambda k: abs(log(some[k] or 1e-45)))
-            yield Finding(
-                name,
-                "warning",
-                f"{len(some)} of {len(effective)} norms scale by {words} {limit:g} times what a gain of 1 "
-                f"does, above all {worst}",
-                "jacobian",
-                {"norms": len(some), "gain": some[worst]},
-            )
+    gains = _effective_gains(tables)
+    dead = {name: gain for name, gain in gains.items() if gain < DEAD_GAIN}
+    large = {name: gain for name, gain in gains.items() if gain > LARGE_GAIN}
+    if dead:
+        yield _extreme_gain("dead_gain", f"less than {DEAD_GAIN:g}", dead, len(gains))
+    if large:
+        yield _extreme_gain("large_gain", f"more than {LARGE_GAIN:g}", large, len(gains))
 
 
-def _effective(tables: Tables) -> dict[str, float]:
-    """Return the gain of each norm: the measured value over that of a gain of 1."""
-    read = (
-        (str(r["module"]), as_float(r["spectral"]), as_float(r["exact"])) for r in tables.table("jacobian")
+def _extreme_gain(name: str, limit: str, gains: Mapping[str, float], norms: int) -> Finding:
+    worst = max(gains, key=lambda path: _factor(gains[path]))
+    return Finding(
+        name,
+        "warning",
+        f"{len(gains)} of {norms} norms scale by {limit} times what a gain of 1 does, above all {worst}",
+        "jacobian",
+        {"norms": len(gains), "gain": gains[worst]},
     )
-    return {name: measured / exact for name, measured, exact in read if measured is not None and exact}
+
+
+def _factor(ratio: float) -> float:
+    """Return how far a ratio is from 1, up or down; a ratio of 0 is farthest."""
+    if not ratio:
+        return inf
+    return max(ratio, 1 / ratio)
+
+
+def _effective_gains(tables: Tables) -> dict[str, float]:
+    """Return the gain of each norm by path: the measured value over that of a gain of 1."""
+    gains: dict[str, float] = {}
+    for row in tables.table("jacobian"):
+        measured, exact = as_float(row["spectral"]), as_float(row["exact"])
+        if measured is not None and exact:
+            gains[str(row["module"])] = measured / exact
+    return gains
 
 
 def _scaling_of_gradients(tables: Tables) -> Iterator[Finding]:
     """Say by how much the norms scale gradients, and compare it with the exact form of Lemma 3."""
     ends = extremes(tables.table("jacobian"), "spectral")
-    ratios = [ratio for ratio in _effective(tables).values() if ratio]
+    ratios = [ratio for ratio in _effective_gains(tables).values() if ratio]
     if not ends or not ratios:
         return
-    (small, large), off = ends, max(ratios, key=lambda r: abs(log(r)))
-    low, high = small["spectral"], large["spectral"]
+    smallest, largest = ends
+    low, high = smallest["spectral"], largest["spectral"]
+    farthest = max(ratios, key=_factor)
     yield Finding(
         "jacobian",
         "note",
-        f"norms multiply gradients by at most {format_number(low)} ({small['module']}) to "
-        f"{format_number(high)} ({large['module']}); sqrt(d) / ||x - mean|| predicts this within a factor of "
-        f"{max(off, 1 / off):.3f}",
+        f"norms multiply gradients by at most {format_number(low)} ({smallest['module']}) to "
+        f"{format_number(high)} ({largest['module']}); sqrt(d) / ||x - mean|| predicts this within a factor "
+        f"of {_factor(farthest):.3f}",
         "jacobian",
-        {"smallest": low, "largest": high, "measured_over_exact": off},
+        {"smallest": low, "largest": high, "measured_over_exact": farthest},
         XIONG.format("Lemma 3"),
     )
 
@@ -211,18 +229,20 @@ def norm_parameters(subject: Subject) -> Table:
 
     Nguyen and Salazar 2019, Figure 3 (arXiv 1910.05895) for the g of ScaleNorm by depth.
     """
-    model, structure = subject.model, subject.structure
     _, owned, widths = subject.forward
-    norms = norms_of(model, widths)
-    by_structure = {  # of frozen parameters, which no graph shows
-        path: Owner(stack, v.index, v.layer, v.role) for stack, v in structure.sublayers for path in v.norms
+    norms = norms_of(subject.model, widths)
+    owner_of_norm = {
+        path: Owner(stack, view.index, view.layer, view.role)
+        for stack, view in subject.structure.sublayers
+        for path in view.norms
     }
-    finals = {stack.final_norm: stack.name for stack in structure.stacks if stack.final_norm}
+    finals = {stack.final_norm: stack.name for stack in subject.structure.stacks if stack.final_norm}
     rows: list[Row] = []
-    for path, p in model.named_parameters():
-        holder = path.rpartition(".")[0]
-        owner = owned[path] if owned[path].role != "other" else by_structure.get(holder, Owner())
-        if p.ndim < 2 and (holder in norms or (owner.role != "other" and _scales(subject, holder))):
+    for path, p in subject.model.named_parameters():
+        holder, owner = path.rpartition(".")[0], owned[path]
+        if owner.role == "other":  # as of a frozen parameter, which no graph shows
+            owner = owner_of_norm.get(holder, Owner())
+        if p.ndim < 2 and (holder in norms or _scales(subject, holder, owner)):
             stack, index = finals.get(holder, owner.stack), _index(subject, owner)
             wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
             levels = {"mean": wide.mean().item(), "low": wide.min().item(), "high": wide.max().item()}
@@ -230,17 +250,22 @@ def norm_parameters(subject: Subject) -> Table:
     return Table("norm_parameters", tuple(rows))
 
 
-def _scales(subject: Subject, holder: str) -> bool:
-    matrix = any(p.ndim > 1 for p in subject.model.get_submodule(holder).parameters(recurse=False))
-    branches = (view.branch.module for _, view in subject.structure.sublayers)
-    return not matrix and not any(within(holder, branch) for branch in branches)
+def _scales(subject: Subject, holder: str, owner: Owner) -> bool:
+    """Return whether a module without a matrix scales a stream or a branch, outside the branch itself."""
+    has_matrix = any(p.ndim > 1 for p in subject.model.get_submodule(holder).parameters(recurse=False))
+    if owner.role == "other" or has_matrix:
+        return False
+    return not any(within(holder, view.branch.module) for _, view in subject.structure.sublayers)
 
 
 def _index(subject: Subject, owner: Owner) -> int | None:
     """Return the sublayer in which a parameter acts, or the first of the layer that shares it."""
-    views = subject.structure.sublayers
-    shared = (v.index for stack, v in views if (stack, v.layer) == (owner.stack, owner.layer))
-    return next(shared, None) if owner.index is None else owner.index
+    if owner.index is not None:
+        return owner.index
+    for stack, view in subject.structure.sublayers:
+        if (stack, view.layer) == (owner.stack, owner.layer):
+            return view.index
+    return None
 
 
 NORM_PARAMETERS: Final = Study("norm_parameters", norm_parameters, "cheap", order=85)

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normlab.base.chart import Growth
-from normlab.diagnosis.structure import StackView
+from normlab.diagnosis.laws import Curve, fits_of_curves
+from normlab.diagnosis.structure import StackView, Structure
 from normlab.diagnosis.studies.dependency import depends_strongly
-from normlab.diagnosis.study import (
-    LIU,
-    SMALL_BATCH,
-    Finding,
-    Row,
-    Study,
-    Table,
-    Tables,
-    as_float,
-    at_peak,
-    format_number,
-)
+from normlab.diagnosis.study import LIU, SMALL_BATCH, Finding, Study
 from normlab.diagnosis.subject import AnyOptimizer, Subject
-from normlab.diagnosis.theory import Curve, fits_of_curves
+from normlab.diagnosis.tables import Row, Table, Tables, Value, as_float
+from normlab.diagnosis.wording import at_peak, format_number
 from normlab.errors import UserError
 from normlab.trace.autograd import Weights, trainable
 from normlab.trace.trace import at_weights
@@ -70,40 +61,75 @@ def output_change(
     Liu et al. 2020, Theorem 2 and Figure 4 (arXiv 2004.08249). Raises UserError for a stack that does not
     exist, and for a model without gradients, whose sublayers own nothing.
     """
-    read = {stack.name: stack for stack in subject.structure.stacks}
-    names = list(stacks or [*read][-1:])
-    if unknown := [name for name in names if name not in read]:
-        known = ", ".join(map(repr, read))
-        raise UserError(f"the model has no stack {unknown[0]!r}; its stacks are {known}")
-    views = [read[name] for name in names]
-    before, moves = _outputs(subject, views, {}), list[tuple[int, int, str, int, float]]()
-
-    def compare(kind: str, seed: int, weights: Weights) -> None:
-        first = 0 if kind == "random" else len(views) - 1
-        for i, after in enumerate(_outputs(subject, views[first:], weights), start=first):
-            # branches side by side are one place, with the last one's depth
-            depths = {view.after: view.index + 1 for view in views[i].sublayers}.values()
-            pairs = zip(before[i], after, strict=True)
-            changes = torch.stack([(x - y).square().mean() for x, y in pairs]).tolist()
-            moves.extend((i, seed, kind, depth, c) for depth, c in zip(depths, changes, strict=True))
-
+    chosen = _stacks_named(subject.structure, stacks)
+    before = _outputs(subject, chosen, {})
+    changes = list[_Change]()
     for seed in seeds:
-        compare("random", seed, random_change(subject, size=size, seed=seed))
+        moved = random_change(subject, size=size, seed=seed)
+        for number, after in enumerate(_outputs(subject, chosen, moved)):
+            changes += _changes(chosen[number], number, before[number], after, seed=seed, kind="random")
     if optimizer is not None:
-        after = subject.trace().update(optimizer, subject.backward.slope)
-        compare("update", seeds[0], after)
-        if subject.warmup_steps:
-            own, share = trainable(subject.model), subject.first_share
-            compare("first", seeds[0], {n: p.detach().lerp(after[n], share) for n, p in own.items()})
+        last, seed = len(chosen) - 1, seeds[0]
+        for kind, moved in _updates(subject, optimizer).items():
+            (after,) = _outputs(subject, chosen[last:], moved)
+            changes += _changes(chosen[last], last, before[last], after, seed=seed, kind=kind)
     rows = (
-        {"stack": names[i], "kind": kind, "depth": depth, "change": change, "seed": seed}
-        for i, seed, kind, depth, change in sorted(moves)  # kinds in alphabetical order
+        {
+            "stack": chosen[change.stack].name,
+            "kind": change.kind,
+            "depth": change.depth,
+            "change": change.change,
+            "seed": change.seed,
+        }
+        for change in sorted(changes)
     )
     return Table("output_change", tuple(rows))
 
 
+class _Change(NamedTuple):
+    """One row, with its stack's number; rows are sorted by these fields in this order."""
+
+    stack: int
+    seed: int
+    kind: str
+    depth: int
+    change: float
+
+
+def _stacks_named(structure: Structure, names: Sequence[str] | None) -> list[StackView]:
+    """Return the stacks of these names, or the last one. Raises UserError for a name that does not exist."""
+    by_name = {stack.name: stack for stack in structure.stacks}
+    if not names:
+        return list(structure.stacks[-1:])
+    for name in names:
+        if name not in by_name:
+            known = ", ".join(map(repr, by_name))
+            raise UserError(f"the model has no stack {name!r}; its stacks are {known}")
+    return [by_name[name] for name in names]
+
+
+def _changes(
+    stack: StackView, number: int, before: list[Tensor], after: list[Tensor], *, seed: int, kind: str
+) -> list[_Change]:
+    """Return the changes after every sublayer; branches side by side are one, with the last one's depth."""
+    depths = {view.after: view.index + 1 for view in stack.sublayers}.values()
+    squares = torch.stack([(x - y).square().mean() for x, y in zip(before, after, strict=True)]).tolist()
+    pairs = zip(depths, squares, strict=True)
+    return [_Change(number, seed, kind, depth, square) for depth, square in pairs]
+
+
+def _updates(subject: Subject, optimizer: AnyOptimizer) -> dict[str, Weights]:
+    """Return the weights after one update and, with a warm-up, after its first one, by kind."""
+    after = subject.trace().update(optimizer, subject.backward.slope)
+    if not subject.warmup_steps:
+        return {"update": after}
+    share, weights = subject.first_share, trainable(subject.model)
+    first = {path: p.detach().lerp(after[path], share) for path, p in weights.items()}
+    return {"update": after, "first": first}
+
+
 def output_change_fit(changes: Table) -> Table:
-    """Fit the laws of ``fits.fits_of_curves`` to each kind of ``output_change``, with a curve for each seed.
+    """Fit the laws of ``laws.fits_of_curves`` to each kind of ``output_change``, with a curve for each seed.
 
     Columns: kind, law, coefficient, exponent, low, high, r2, aic. A kind with fewer than three depths has no
     rows, one with a change of 0 no power law. Liu et al. 2020, Corollaries 1 and 2 (arXiv 2004.08249): a
@@ -112,8 +138,8 @@ def output_change_fit(changes: Table) -> Table:
     """
     rows = list[Row]()
     for kind in dict.fromkeys(changes.column("kind")):
-        some = changes.where(kind=kind)
-        curves = [_curve(some.where(seed=seed)) for seed in dict.fromkeys(some.column("seed"))]
+        of_kind = changes.where(kind=kind)
+        curves = [_curve(of_kind.where(seed=seed)) for seed in dict.fromkeys(of_kind.column("seed"))]
         if all(len(depths) >= MIN_DEPTHS for depths, _ in curves):
             rows.extend({"kind": kind, **vars(fit)} for fit in fits_of_curves(curves))
     return Table("output_change_fit", tuple(rows))
@@ -128,11 +154,11 @@ def random_change(subject: Subject, *, size: float = SIZE, seed: int = 0) -> dic
     and the order of parameters, not on the device. Raises UserError if no sublayer owns a matrix that needs a
     gradient.
     """
-    owned = {path for path, owner in subject.forward.owned.items() if owner.role != "other"}
-    generator = torch.Generator().manual_seed(seed)
+    owned, generator = subject.forward.owned, torch.Generator().manual_seed(seed)
     changed: dict[str, Tensor] = {}
     for path, p in subject.model.named_parameters():
-        if path in owned and sum(length > 1 for length in p.shape) > 1:
+        is_matrix = sum(length > 1 for length in p.shape) > 1
+        if owned[path].role != "other" and is_matrix:
             w = p.detach()
             noise = torch.randn(w.shape, generator=generator).to(w)
             rms = torch.linalg.vector_norm(w) / w.numel() ** 0.5
@@ -157,7 +183,7 @@ def _outputs(subject: Subject, stacks: Sequence[StackView], weights: Weights) ->
     with at_weights(subject.model, weights):
         seen = subject.calls(view.after for stack in stacks for view in stack.sublayers).once().taps
         for stack in stacks:
-            final = subject.model.get_submodule(stack.final_norm) if stack.final_norm else torch.nn.Identity()
+            final = subject.model.get_submodule(stack.final_norm) if stack.final_norm else nn.Identity()
             taps = dict.fromkeys(view.after for view in stack.sublayers)
             outputs.append([subject.tokens(stack.name, final(seen[tap])) for tap in taps])
     return outputs
@@ -169,61 +195,78 @@ def _growth_of_change(tables: Tables) -> Iterator[Finding]:
         if "power" in laws and as_float(laws["power"]["exponent"]) is not None:
             yield _law(stack, laws, strong=depends_strongly(tables, fits.rows[0]["stack"]))
     for stack, changes in tables.stacks("output_change"):
-        ends = {
-            kind: max(rows, key=lambda row: row["depth"])
-            for kind in ("update", "first")
-            if (rows := [r for r in changes.where(kind=kind) if as_float(r["change"]) is not None])
-        }
-        if "update" in ends:
-            yield _one_step(stack, ends["update"], ends.get("first", ends["update"]), tables)
+        update, first = _deepest(changes, "update"), _deepest(changes, "first")
+        if update is not None:
+            yield _one_step(stack, update, first, tables)
+
+
+def _deepest(changes: Table, kind: str) -> Row | None:
+    rows = [row for row in changes.where(kind=kind) if as_float(row["change"]) is not None]
+    return max(rows, key=lambda row: row["depth"], default=None)
 
 
 def _law(stack: str, laws: Mapping[str, Row], *, strong: bool) -> Finding:
     power = laws["power"]
     exponent, low, high = power["exponent"], as_float(power["low"]), as_float(power["high"])
     interval = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
+    sentence = (
+        f"a small random change of the sublayers' matrices moves the output of {stack} like "
+        f"N^{exponent:.2f}{interval} as the number N of sublayers grows"
+    )
     aic = {law: as_float(laws[law]["aic"]) for law in ("log", "linear") if law in laws}
     log_aic, linear_aic = aic.get("log"), aic.get("linear")
-    better, steep = "", False
+    steep = False
     if log_aic is not None and linear_aic is not None:
         steep = linear_aic < log_aic
         winner, loser = ("N", "log N") if steep else ("log N", "N")
         best, other = sorted((log_aic, linear_aic))
-        better = f"; {winner} fits better than {loser}, with an AIC of {best:.1f} against {other:.1f}"
+        sentence += f"; {winner} fits better than {loser}, with an AIC of {best:.1f} against {other:.1f}"
     fast = strong and steep and (exponent if low is None else low) > FAST_CHANGE
-    advice = ": depth amplifies every update; warm up, or choose an initialisation that bounds it"
+    if fast:
+        sentence += ": depth amplifies every update; warm up, or choose an initialisation that bounds it"
     return Finding(
         "output_change",
         "warning" if fast else "note",
-        f"a small random change of the sublayers' matrices moves the output of {stack} like "
-        f"N^{exponent:.2f}{interval} as the number N of sublayers grows{better}{advice if fast else ''}",
+        sentence,
         "output_change_fit",
         {"exponent": exponent, "low": low, "high": high, **{f"aic_{law}": a for law, a in aic.items()}},
         LIU.format("Theorem 2, Corollaries 1 and 2"),
     )
 
 
-def _one_step(stack: str, deepest: Row, first: Row, tables: Tables) -> Finding:
-    """Compare one step with the output's own mean square: 1 after a norm, otherwise as measured. With a
-    declared warm-up, its first step is judged.
-    """
-    own = tables.table("structure").where(stack=deepest["stack"]).rows
-    scales = tables.table("scales").where(stack=deepest["stack"], signal="after").rows
-    normed = not own or own[-1]["norm_write"] is not None or own[-1]["final_norm"] is not None
-    size = 1.0 if normed or not scales else as_float(scales[-1]["mean_square"]) or 1.0
-    share, begun = (row["change"] / size for row in (deepest, first))
-    replaced, steps = begun > REPLACED, tables.warmup_steps if first is not deepest else 0
-    peak = at_peak(format_number(begun), steps, tables.first_share)
-    advice = f"; use a lower learning rate or a {'longer ' if steps else ''}warm-up" if replaced else ""
+def _one_step(stack: str, update: Row, first: Row | None, tables: Tables) -> Finding:
+    """Compare one step with the output's own mean square; with a declared warm-up, judge its first step."""
+    size = _output_size(tables, update["stack"])
+    share = update["change"] / size
+    first_share = share if first is None else first["change"] / size
+    steps = 0 if first is None else tables.warmup_steps
+    sentence = (
+        f"one step of the optimizer changes the output of {stack} by {format_number(share)} of its mean "
+        f"square{at_peak(format_number(first_share), steps, tables.first_share)}"
+    )
+    replaced = first_share > REPLACED
+    if replaced:
+        sentence += f"; use a lower learning rate or a {'longer ' if steps else ''}warm-up"
     return Finding(
         "update_change",
         "warning" if replaced else "note",
-        f"one step of the optimizer changes the output of {stack} by {format_number(share)} of its mean "
-        f"square{peak}{advice}",
+        sentence,
         "output_change",
-        {"depth": deepest["depth"], "change": deepest["change"], "share": share, "first_share": begun},
+        {"depth": update["depth"], "change": update["change"], "share": share, "first_share": first_share},
         LIU.format("Section 4.2, Figure 4"),
     )
+
+
+def _output_size(tables: Tables, stack: Value) -> float:
+    """Return the mean square of a stack's output: 1 after a norm, otherwise as measured."""
+    sublayers = tables.table("structure").where(stack=stack).rows
+    scales = tables.table("scales").where(stack=stack, signal="after").rows
+    if not sublayers or not scales:
+        return 1.0
+    last = sublayers[-1]
+    if last["norm_write"] is not None or last["final_norm"] is not None:
+        return 1.0
+    return as_float(scales[-1]["mean_square"]) or 1.0
 
 
 def _measure(subject: Subject) -> Iterator[Table]:
@@ -233,8 +276,10 @@ def _measure(subject: Subject) -> Iterator[Table]:
         return
     changes = output_change(subject.small, stacks=deep, optimizer=subject.optimizer, seeds=range(ASKED))
     yield changes
-    fits = [(name, output_change_fit(changes.where(stack=name))) for name in deep]
-    yield Table("output_change_fit", tuple({"stack": name, **row} for name, table in fits for row in table))
+    rows = list[Row]()
+    for name in deep:
+        rows += [{"stack": name, **row} for row in output_change_fit(changes.where(stack=name))]
+    yield Table("output_change_fit", tuple(rows))
 
 
 OUTPUT_CHANGE: Final = Study(

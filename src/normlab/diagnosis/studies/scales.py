@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from torch import Tensor
+
 from normlab.base.chart import ByDepth
 from normlab.diagnosis.structure import StackView
-from normlab.diagnosis.study import XIONG, Finding, Row, Study, Table, Tables, as_float, floats, format_number
+from normlab.diagnosis.study import XIONG, Finding, Study
 from normlab.diagnosis.subject import Subject, place
-from normlab.diagnosis.theory import LEMMA_2, bounded_fraction, ffn_gain, hidden_scales
+from normlab.diagnosis.tables import Row, Table, Tables, as_float, floats
+from normlab.diagnosis.theory import LEMMA_2, ScaleBounds, bounded_fraction, ffn_gain, hidden_scales
+from normlab.diagnosis.wording import format_number
 
 PLACEMENTS: Final = {
     "post": ("Post-LN", XIONG.format("Table 1")),
@@ -27,13 +31,12 @@ the mean square grows with their number; ten times that means that branches grow
 
 
 def _structure(subject: Subject) -> Table:
-    rows = (
-        {"stack": stack.name}
-        | {name: getattr(view, name) for name in COLUMNS}
-        | {"module": view.branch.module, "final_norm": stack.final_norm}
-        for stack in subject.structure.stacks
-        for view in stack.sublayers
-    )
+    rows = list[Row]()
+    for stack in subject.structure.stacks:
+        for view in stack.sublayers:
+            columns = {name: getattr(view, name) for name in COLUMNS}
+            module = view.branch.module
+            rows.append({"stack": stack.name, **columns, "module": module, "final_norm": stack.final_norm})
     return Table("structure", tuple(rows))
 
 
@@ -45,12 +48,12 @@ def _placement(tables: Tables) -> Iterator[Finding]:
         relations = Counter(str(row["relation"]) for row in table.where(placement=kind))
         relation, same = relations.most_common(1)[0]
         layers = int(max(as_float(row["layer"]) or 0.0 for row in table)) + 1
-        rest = "" if count == len(table) else f", {count} of {len(table)} sublayers,"
-        like = "in each" if same == count else f"in {same} of them"
+        how_many = "" if count == len(table) else f", {count} of {len(table)} sublayers,"
+        where = "in each" if same == count else f"in {same} of them"
         yield Finding(
             "placement",
             "note",
-            f"{stack} is {words}{rest} with {layers} layers: {like} {relation}",
+            f"{stack} is {words}{how_many} with {layers} layers: {where} {relation}",
             "structure",
             {"layers": layers, "sublayers": len(table), **counted},
             reference,
@@ -68,48 +71,60 @@ def scales(subject: Subject) -> Table:
 
     Xiong et al. 2020, Lemma 2, Section 3.4 and Definition 1 (arXiv 2002.04745).
     """
-    return Table("scales", tuple(row for stack in subject.structure.stacks for row in _rows(subject, stack)))
+    rows = list[Row]()
+    for stack in subject.structure.stacks:
+        rows += _rows(subject, stack)
+    return Table("scales", tuple(rows))
 
 
 def _rows(subject: Subject, stack: StackView) -> Iterator[Row]:
     seen, widths = subject.forward.tensors, _ffn_widths(subject)
     first = subject.tokens(stack.name, seen[stack.sublayers[0].before])
-    known = [widths.get((stack.name, view.index)) for view in stack.sublayers]
-    gains = [None if width is None else ffn_gain(first.shape[-1], width) for width in known]
+    gains = list[float | None]()
+    for view in stack.sublayers:
+        width = widths.get((stack.name, view.index))
+        gains.append(None if width is None else ffn_gain(first.shape[-1], width))
     start = first.square().mean().item()
     predicted = hidden_scales(stack.sublayers, start=start, ffn_gains=gains)
     for view, expected in zip(stack.sublayers, predicted, strict=True):
         for signal in ("before", "branch", "total", "after"):
             x = subject.tokens(stack.name, seen[getattr(view, signal)])
-            z = x.square().sum(-1)
-            given = view is stack.sublayers[0] and signal == "before"
-            mean_square = (z.mean() / x.shape[-1]).item()
-            theory = None if given else getattr(expected, signal)
-            yield {
-                **place(stack.name, view),
-                "signal": signal,
-                "mean_square": mean_square,
-                "rms": mean_square**0.5,
-                "spread": (z.std(correction=0) / z.mean()).item() if mean_square else None,
-                "bounded": bounded_fraction(z).item(),
-                "theory": theory and theory.known,
-                "theory_low": theory and theory.low,
-                "theory_high": theory and theory.high,
-                "source": theory and LEMMA_2,
-            }
+            is_start = view is stack.sublayers[0] and signal == "before"  # from which theory begins
+            theory = None if is_start else getattr(expected, signal)
+            yield {**place(stack.name, view), "signal": signal, **_measured(x), **_predicted(theory)}
+
+
+def _measured(x: Tensor) -> Row:
+    """Return the columns of tokens `[N, D]`."""
+    squares = x.square().sum(-1)
+    mean_square = (squares.mean() / x.shape[-1]).item()
+    return {
+        "mean_square": mean_square,
+        "rms": mean_square**0.5,
+        "spread": (squares.std(correction=0) / squares.mean()).item() if mean_square else None,
+        "bounded": bounded_fraction(squares).item(),
+    }
+
+
+def _predicted(bounds: ScaleBounds | None) -> Row:
+    if bounds is None:
+        return {"theory": None, "theory_low": None, "theory_high": None, "source": None}
+    return {"theory": bounds.known, "theory_low": bounds.low, "theory_high": bounds.high, "source": LEMMA_2}
 
 
 def _ffn_widths(subject: Subject) -> dict[tuple[str, int | None], int]:
     """Return the inner width of every feed-forward sublayer with two or three matrices of its own."""
     widths: dict[tuple[str, int | None], int] = {}
     shapes = {path: tuple(p.shape) for path, p in subject.model.named_parameters() if p.ndim == 2}
-    dims = subject.dims
     for path, owner in subject.forward.owned.items():
-        if owner.role == "ffn" and path in shapes and owner.stack and dims[owner.stack] in shapes[path]:
-            inner = sum(shapes[path]) - dims[owner.stack]
-            key = owner.stack, owner.index
+        if owner.role != "ffn" or path not in shapes or not owner.stack:
+            continue
+        dim = subject.dims[owner.stack]
+        if dim in shapes[path]:
+            inner = sum(shapes[path]) - dim
+            sublayer = owner.stack, owner.index
             # gated units pack two matrices [2 d_ff, d], with one [d, d_ff]
-            widths[key] = min(inner, widths.get(key, inner))
+            widths[sublayer] = min(inner, widths.get(sublayer, inner))
     return widths
 
 
@@ -118,21 +133,29 @@ def _hidden_scale(tables: Tables) -> Iterator[Finding]:
         after = [x for x in floats(table.where(signal="after"), "mean_square") if x > 0]
         if len(after) < 2:
             continue
-        first, *_, last = after
+        first, last = after[0], after[-1]
         factor = last / first
         fast = factor > GROWN * len(after)
-        change = f"{'grows' if factor > 1 else 'shrinks'} {format_number(max(factor, 1 / factor))}-fold"
-        change = "keeps its scale" if 0.5 < factor < 2 else change
+        sentence = (
+            f"the hidden state of {stack} {_change(factor)} in mean square, from {format_number(first)} "
+            f"after the first of its {len(after)} sublayers to {format_number(last)} after the last"
+        )
+        if fast:
+            sentence += "; that is faster than branches of similar size add up"
         yield Finding(
             "hidden_scale",
             "warning" if fast else "note",
-            f"the hidden state of {stack} {change} in mean square, from {format_number(first)} after the "
-            f"first of its {len(after)} sublayers to {format_number(last)} after the last"
-            + ("; that is faster than branches of similar size add up" if fast else ""),
+            sentence,
             "scales",
             {"first": first, "last": last, "factor": factor, "sublayers": len(after)},
             XIONG.format("Lemma 2"),
         )
+
+
+def _change(factor: float) -> str:
+    if 0.5 < factor < 2:
+        return "keeps its scale"
+    return f"{'grows' if factor > 1 else 'shrinks'} {format_number(max(factor, 1 / factor))}-fold"
 
 
 def _theory(tables: Tables) -> Iterator[Finding]:

@@ -37,9 +37,10 @@ from normlab.setups.setup import Setup
 from normlab.trace.optimizers import copied
 from normlab.trace.restore import same_globals, same_random_state, undisturbed
 from normlab.trace.tensors import bytes_of, compiles, tensors_in, unwrap
-from normlab.trials.journal import fingerprint
+from normlab.trials.course import Course, read_course
+from normlab.trials.fingerprint import fingerprint
 from normlab.trials.scale import Scale, read_scale
-from normlab.trials.training import Course, Training, first_steps, read_course, train
+from normlab.trials.training import Training, first_steps, train
 
 LOSS: Final = Metric(NLL.name, "loss", higher_is_better=False, digits=NLL.digits)
 """The loss as the step returns it, if it is not known to be a pure cross-entropy."""

@@ -9,17 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from normlab.diagnosis.probes import (
-    PARAMETERS,
-    PRESETS,
-    Emit,
-    Key,
-    Probe,
-    Record,
-    SublayerSite,
-    observe,
-    preset_probes,
-)
+from normlab.diagnosis.presets import PRESETS, SublayerSite, preset_probes
+from normlab.diagnosis.probes import PARAMETERS, Emit, Key, Probe, Record, observe
 from normlab.lab.training.parallel import Parallel
 from normlab.nn.sublayer import Sublayer
 from normlab.trace.tensors import Tap, eager

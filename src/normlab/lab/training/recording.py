@@ -19,7 +19,8 @@ from normlab.lab.training.probing import Probing
 from normlab.lab.training.replay import LATER, replay
 from normlab.watching.fault import Fault
 from normlab.watching.meter import StepRecord
-from normlab.watching.recorder import NATS, Recorder, Replayed
+from normlab.watching.recorder import Recorder, Replayed
+from normlab.watching.spikes import NATS
 
 _Steps = tuple[tuple[float, tuple[float, float, float]], ...]
 """Of each step the learning rate, and its loss, NLL and gradient norm."""

@@ -20,8 +20,9 @@ from normlab.lab.training.checkpoint import Checkpoint, has_checkpoint, open_che
 from normlab.lab.training.probing import probed
 from normlab.lab.training.trainer import AnyTask, Trainer, load_task
 from normlab.watching.fault import EVERYTHING, NOTHING, NOWHERE, Fault, fault
+from normlab.watching.flight import Replayed, Trigger, report_of
 from normlab.watching.meter import StepRecord
-from normlab.watching.recorder import RING, Replayed, Trigger, report_of
+from normlab.watching.recorder import RING
 
 WATCHED: Final = 64
 """Steps before the bad one in which a replay watches every module; earlier steps run again unwatched."""

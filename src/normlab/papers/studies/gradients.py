@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.diagnosis.structure import read_structure
+from normlab.diagnosis.reading import read_structure
 from normlab.diagnosis.studies.gradients import branch_jacobians, parameter_gradients, sublayer_gradients
 from normlab.diagnosis.studies.scales import scales
-from normlab.diagnosis.study import Table
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.tables import Table
 from normlab.nn import PAD, Context, Seq2Seq
 from normlab.papers.artefact import Measurement
 from normlab.papers.estimate import Estimate, exponential, log_slope, mean, mean_ratio

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from normlab.base.metric import Metric, metric_named
-from normlab.diagnosis.study import as_float
+from normlab.diagnosis.tables import as_float
 from normlab.judging.statistics import MetricScale
 from normlab.lab.comparison.result import has_trained
 from normlab.lab.runs.folder import RunFolder, read_scores

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from normlab.diagnosis.structure import read_structure
+from normlab.diagnosis.reading import read_structure
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
 from normlab.lab.runs import RunFolder

@@ -18,7 +18,8 @@ from normlab.lab.training.run import Run
 from normlab.lab.training.train import train
 from normlab.lab.training.trainer import Trainer
 from normlab.watching.fault import NOTHING
-from normlab.watching.recorder import RING, Trigger
+from normlab.watching.flight import Trigger
+from normlab.watching.recorder import RING
 
 FROM = 14
 BRANCH = "decoder.sublayers.2.f"
