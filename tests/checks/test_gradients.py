@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -533,3 +534,28 @@ def test_what_is_declared_frozen_together_with_what_trains_needs_a_gradient(patt
     model.spare = nn.Linear(DIM, DIM)
     report = report_of("gradients", model=model, declare={"frozen": [pattern]})
     assert first(report) == (("", "") if pattern == "spare.*" else ("gradients", "spare.weight"))
+
+
+def test_signs_that_add_up_to_nothing_over_the_rows_are_no_cut():
+    """Of an absolute error, a bias of the output gets as many ones as minus ones."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        ids, above = batch
+        return (model(ids)[:, -1].mean(-1) - above).abs().mean()
+
+    model = Decoder(0.0)
+    model.head = nn.Linear(DIM, VOCAB)
+    ids = torch.randint(1, VOCAB, (4, LENGTH), generator=torch.Generator().manual_seed(0))
+    far = torch.tensor([50.0, -50.0, 50.0, -50.0])
+    assert first(report_of("gradients", model=model, batches=(ids, far), loss=loss)) == ("", "")
+
+
+def test_a_divergence_from_what_is_detached_defines_the_loss():
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        logits = model(ids[:, :-1])
+        earlier = model.head(model.embed(ids[:, :-1]))
+        meant = logits.detach().softmax(-1)
+        follows = F.kl_div(earlier.log_softmax(-1), meant, reduction="batchmean")
+        return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:]) + follows
+
+    assert report_of("derivative", model=Decoder(0.0), loss=loss).failures == ()

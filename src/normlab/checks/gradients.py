@@ -19,6 +19,7 @@ from normlab.trace.facts.stacks import block_of, siblings
 from normlab.trace.facts.twins import with_earlier_self
 from normlab.trace.facts.wiring import MULTIPLIED
 from normlab.trace.gradients import (
+    DIVERGENCE,
     HARMLESS,
     Along,
     Found,
@@ -145,9 +146,9 @@ def _is_loss_itself_detached(trace: Trace, left_out: Callable[[str], bool]) -> b
         all_joined = Along(joined, left_out).all
         if not places or all_joined.error > 1e-3 * all_joined.expected or all_joined.disagrees:
             return False
-        with joined.with_graph() as passed, trace.with_graph() as as_it_is:
-            if passed.loss is not None and as_it_is.loss is not None:
-                return constant_terms(as_it_is.loss) == constant_terms(passed.loss)
+        divergences = {"functions": (DIVERGENCE,)}
+        with joined.with_graph(**divergences) as passed, trace.with_graph(**divergences) as as_it_is:
+            return constant_terms(as_it_is) == constant_terms(passed)
     return False
 
 
