@@ -497,9 +497,17 @@ def test_what_is_declared_frozen_is_all_that_is(declared: Any, place: str):
     assert first(report)[1] == place
 
 
+def partly_without_head(model: nn.Module, ids: Tensor) -> Tensor:
+    """A loss from a part of which the head is cut off."""
+    logits = model(ids[:, :-1])
+    scores = F.linear(model.norm(model.embed(ids[:, :-1])), model.head.weight.detach())
+    return F.cross_entropy((logits + scores).transpose(1, 2), ids[:, 1:])
+
+
 def test_a_declaration_of_what_is_cut_off_says_nothing_of_what_is_frozen():
+    declared = {"frozen": "head*", "trained": True}
     report = report_of(
-        "frozen", model=frozen("embed", "blocks.0"), declare={"frozen": "head*", "trained": True}
+        "frozen", model=frozen("embed", "blocks.0"), loss=partly_without_head, declare=declared
     )
     assert report.holds == ("frozen",)
 
@@ -559,3 +567,17 @@ def test_a_divergence_from_what_is_detached_defines_the_loss():
         return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:]) + follows
 
     assert report_of("derivative", model=Decoder(0.0), loss=loss).failures == ()
+
+
+def test_what_is_declared_frozen_is_frozen():
+    trained = report_of("frozen", model=Decoder(0.0), declare={"frozen": "blocks.0.*"})
+    assert first(trained) == ("frozen", "blocks.0.norm.weight")
+    model = Decoder(0.0)
+    model.blocks[0].requires_grad_(False)
+    assert report_of("frozen", model=model, declare={"frozen": "blocks.0.*"}).failures == ()
+
+
+def test_what_a_part_of_the_loss_is_cut_off_from_may_be_declared():
+    declared = {"frozen": "head.weight"}
+    report = report_of("frozen", model=Decoder(0.0), loss=partly_without_head, declare=declared)
+    assert report.failures == ()
