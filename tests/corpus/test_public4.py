@@ -17,9 +17,9 @@ THREADS = [case.thread for case in CASES.values() if case.faulty]
 
 def test_every_fault_has_a_twin():
     roles = Counter(case.role for case in CASES.values())
-    assert roles["fault"] == roles["twin"] == len(set(THREADS)) >= 20
-    assert roles["sound"] >= 15
-    assert len({case.kind for case in CASES.values() if case.faulty}) >= 10
+    assert roles == {"fault": 40, "twin": 40, "sound": 30}
+    assert len(set(THREADS)) == 40
+    assert len({case.kind for case in CASES.values() if case.faulty}) >= 15
 
 
 def test_no_thread_is_in_an_earlier_list_and_at_most_two_are_of_a_repository():
