@@ -192,7 +192,8 @@ def _counts_tokens(step: StepUnderTest) -> Answers:
             raise Unknown(f"{reason}; declare eos_id for the end of a text") from reason
     else:
         pad, end_is_real = padding.pad_id, padding.ends_texts
-        if (facts.tokens.ids[padding.real] == pad).any():  # it is a word, too: one that ends texts, or turns
+        behind_start = padding.real & (padding.real.cumsum(1) > 1)  # a row may begin with it, as T5's do
+        if (facts.tokens.ids[behind_start] == pad).any():  # it is a word, too: one that ends texts, or turns
             ends.add(pad)
         real = real if pad is None or pad in ends else entry != pad
         real[:, facts.tokens.columns] = padding.real
