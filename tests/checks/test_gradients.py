@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -496,9 +497,17 @@ def test_what_is_declared_frozen_is_all_that_is(declared: Any, place: str):
     assert first(report)[1] == place
 
 
+def partly_without_head(model: nn.Module, ids: Tensor) -> Tensor:
+    """A loss from a part of which the head is cut off."""
+    logits = model(ids[:, :-1])
+    scores = F.linear(model.norm(model.embed(ids[:, :-1])), model.head.weight.detach())
+    return F.cross_entropy((logits + scores).transpose(1, 2), ids[:, 1:])
+
+
 def test_a_declaration_of_what_is_cut_off_says_nothing_of_what_is_frozen():
+    declared = {"frozen": "head*", "trained": True}
     report = report_of(
-        "frozen", model=frozen("embed", "blocks.0"), declare={"frozen": "head*", "trained": True}
+        "frozen", model=frozen("embed", "blocks.0"), loss=partly_without_head, declare=declared
     )
     assert report.holds == ("frozen",)
 
@@ -533,3 +542,42 @@ def test_what_is_declared_frozen_together_with_what_trains_needs_a_gradient(patt
     model.spare = nn.Linear(DIM, DIM)
     report = report_of("gradients", model=model, declare={"frozen": [pattern]})
     assert first(report) == (("", "") if pattern == "spare.*" else ("gradients", "spare.weight"))
+
+
+def test_signs_that_add_up_to_nothing_over_the_rows_are_no_cut():
+    """Of an absolute error, a bias of the output gets as many ones as minus ones."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        ids, above = batch
+        return (model(ids)[:, -1].mean(-1) - above).abs().mean()
+
+    model = Decoder(0.0)
+    model.head = nn.Linear(DIM, VOCAB)
+    ids = torch.randint(1, VOCAB, (4, LENGTH), generator=torch.Generator().manual_seed(0))
+    far = torch.tensor([50.0, -50.0, 50.0, -50.0])
+    assert first(report_of("gradients", model=model, batches=(ids, far), loss=loss)) == ("", "")
+
+
+def test_a_divergence_from_what_is_detached_defines_the_loss():
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        logits = model(ids[:, :-1])
+        earlier = model.head(model.embed(ids[:, :-1]))
+        meant = logits.detach().softmax(-1)
+        follows = F.kl_div(earlier.log_softmax(-1), meant, reduction="batchmean")
+        return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:]) + follows
+
+    assert report_of("derivative", model=Decoder(0.0), loss=loss).failures == ()
+
+
+def test_what_is_declared_frozen_is_frozen():
+    trained = report_of("frozen", model=Decoder(0.0), declare={"frozen": "blocks.0.*"})
+    assert first(trained) == ("frozen", "blocks.0.norm.weight")
+    model = Decoder(0.0)
+    model.blocks[0].requires_grad_(False)
+    assert report_of("frozen", model=model, declare={"frozen": "blocks.0.*"}).failures == ()
+
+
+def test_what_a_part_of_the_loss_is_cut_off_from_may_be_declared():
+    declared = {"frozen": "head.weight"}
+    report = report_of("frozen", model=Decoder(0.0), loss=partly_without_head, declare=declared)
+    assert report.failures == ()

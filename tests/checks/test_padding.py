@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -251,3 +252,65 @@ def test_one_number_of_a_row_alone_is_compared(behind: int):
         loss=lambda model, given: model(**given).square().mean(),
     )
     assert first(report) == (("padding", "") if behind else ("", ""))
+
+
+class TwoTexts(nn.Module):
+    """Scores pairs of texts by their mean vectors; the first is read whole, the second without padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(VOCAB, DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, queries: Tensor, documents: Tensor) -> Tensor:
+        real = (documents != 0)[..., None].float()
+        of_documents = (self.embed(documents) * real).sum(1) / real.sum(1)
+        return self.out(self.embed(queries).mean(1)) @ of_documents.T
+
+
+def of_pairs(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(model(**batch), torch.arange(ROWS))
+
+
+def test_of_texts_that_different_ids_fill_up_one_is_filled_with_words():
+    ids, mask = batch()["ids"], batch()["mask"] == 0
+    pairs = {"queries": ids.flip(0).masked_fill(mask, VOCAB - 1), "documents": ids}
+    report = report_of("padded_loss", model=TwoTexts(), batches=pairs, loss=of_pairs)
+    assert report.failures == ()
+    same = pairs | {"queries": ids.flip(0).masked_fill(mask, 0)}
+    report = report_of("padded_loss", model=TwoTexts(), batches=same, loss=of_pairs)
+    assert first(report) == ("padded_loss", "loss")
+
+
+class Voiced(Reader):
+    """Reads a text whole, and beside it frames, of which some are padding."""
+
+    def forward(self, ids: Tensor, frames: Tensor) -> Tensor:
+        return super().forward(ids, torch.ones_like(ids)) + frames.float().mean()
+
+
+def test_a_mask_of_something_longer_is_none_of_the_tokens():
+    ids = torch.randint(1, VOCAB, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
+    frames = torch.arange(LENGTH + 4) < torch.tensor([14, 9, 12, 13])[:, None]
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(**batch).transpose(1, 2), batch["ids"] * 7 % VOCAB)
+
+    given = {"model": Voiced(masked=False), "batches": {"ids": ids, "frames": frames}, "loss": loss}
+    assert "padding" in report_of("padding", **given).untestable
+
+
+def test_padding_that_is_also_a_word_is_told_by_its_places():
+    """Turns end with the id that fills up rows."""
+    ids = batch()["ids"]
+    ids[:, 2] = 0
+
+    def loss(model: nn.Module, batch: dict[str, Tensor], *, behind: int) -> Tensor:
+        count = batch["mask"].sum(1, keepdim=True)
+        asked = torch.arange(LENGTH - 1) < count - 1 + behind
+        labels = batch["ids"][:, 1:].masked_fill(~asked, -100)
+        return F.cross_entropy(model(batch["ids"][:, :-1]).transpose(1, 2), labels)
+
+    given = {"model": Decoder(0.0), "batches": {"ids": ids, "mask": batch()["mask"]}}
+    for behind, failing in ((0, ("", "")), (3, ("counted", "loss"))):
+        asked = partial(loss, behind=behind)
+        assert first(report_of("counted", loss=asked, **given)) == failing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from normlab.trace.trace import Trace
 
 from .test_called_parts import Blind
 from .test_structure import HEADS, Attending, rotated
-from .tiny import DIM, LENGTH, Decoder, first, report_of, tokens
+from .tiny import DIM, LENGTH, ROWS, VOCAB, Decoder, first, report_of, tokens
 
 
 class Deaf(Decoder):
@@ -422,3 +423,52 @@ def test_patches_that_all_get_one_position_have_no_order(rows_used: int, failing
     )
     assert not report.untestable
     assert first(report) == failing
+
+
+class InPairs(nn.Module):
+    """Tokens that attend by a distance to each other, and no positions."""
+
+    def __init__(self, *, counts: bool = False):
+        super().__init__()
+        self.embed, self.far, self.head = nn.Embedding(VOCAB, DIM), nn.Embedding(4, 1), nn.Linear(DIM, VOCAB)
+        self.q, self.k, self.v = (nn.Linear(DIM, DIM) for _ in range(3))
+        self.places, self.counts = nn.Embedding(LENGTH, DIM), counts
+
+    def forward(self, ids: Tensor, distances: Tensor) -> Tensor:
+        x = self.embed(ids)
+        if self.counts:
+            x = x + self.places.weight
+        bias = self.far(distances)[..., 0]
+        return self.head(F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), attn_mask=bias))
+
+
+@pytest.mark.parametrize(("counts", "failing"), [(False, ""), (True, "order")])
+def test_what_belongs_to_two_tokens_is_exchanged_with_them(*, counts: bool, failing: str):
+    ids = tokens()
+    draw = torch.Generator().manual_seed(1)
+    distances = torch.randint(0, 4, (ROWS, LENGTH, LENGTH), generator=draw)
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(**batch).transpose(1, 2), batch["ids"] * 7 % VOCAB)
+
+    batch = {"ids": ids, "distances": distances}
+    given = {"model": InPairs(counts=counts), "batches": batch, "loss": loss}
+    assert first(report_of("order", declare={"positions": False}, **given))[0] == failing
+
+
+class SeesWhatCounts(Decoder):
+    """What is not counted sees itself alone, as padding at the end of a packed row does."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        y, alone = super().forward(ids), self.head(self.norm(self.embed(ids)))
+        return torch.where((torch.arange(ids.shape[1]) < LENGTH - 3)[:, None], y, alone)
+
+
+def test_what_the_loss_does_not_ask_for_need_not_see_anything():
+    def loss(model: nn.Module, ids: Tensor, *, counted: int) -> Tensor:
+        labels = ids[:, 1:].masked_fill(torch.arange(LENGTH - 1) >= counted, -100)
+        return F.cross_entropy(model(ids[:, :-1]).transpose(1, 2), labels)
+
+    for counted, failing in ((LENGTH - 3, ""), (LENGTH - 1, "reach")):
+        report = report_of("reach", model=SeesWhatCounts(0.0), loss=partial(loss, counted=counted))
+        assert first(report)[0] == failing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any
 
@@ -19,6 +20,7 @@ from normlab.trace.facts.stacks import block_of, siblings
 from normlab.trace.facts.twins import with_earlier_self
 from normlab.trace.facts.wiring import MULTIPLIED
 from normlab.trace.gradients import (
+    DIVERGENCE,
     HARMLESS,
     Along,
     Found,
@@ -145,9 +147,9 @@ def _is_loss_itself_detached(trace: Trace, left_out: Callable[[str], bool]) -> b
         all_joined = Along(joined, left_out).all
         if not places or all_joined.error > 1e-3 * all_joined.expected or all_joined.disagrees:
             return False
-        with joined.with_graph() as passed, trace.with_graph() as as_it_is:
-            if passed.loss is not None and as_it_is.loss is not None:
-                return constant_terms(as_it_is.loss) == constant_terms(passed.loss)
+        divergences = {"functions": (DIVERGENCE,)}
+        with joined.with_graph(**divergences) as passed, trace.with_graph(**divergences) as as_it_is:
+            return constant_terms(as_it_is) == constant_terms(passed)
     return False
 
 
@@ -252,9 +254,12 @@ def _parts(step: StepUnderTest, found: Found) -> Answers:
             yield fail(name, f"{what} get no gradient, but others do", "a head or a part of it is not used")
 
 
-@property_of("gradients", explains=["siblings"], passes=1, uses=AT_REST)
+@property_of("gradients", explains=["siblings"], passes=5, uses=AT_REST)
 def frozen(step: StepUnderTest) -> Answers:
-    """No parameter between trained parts is frozen unless it is declared; what is declared is all of it."""
+    """No parameter between trained parts is frozen unless it is declared; what is declared is frozen, and is
+    all that is.
+    """
+    yield from _trained_as_declared_frozen(step)
     facts, own = step.facts, dict(step.exact.model.named_parameters())
     held = [n for n, p in own.items() if not p.requires_grad]
     bad = [n for n in held if not step.declare.is_frozen(n)]
@@ -284,3 +289,24 @@ def frozen(step: StepUnderTest) -> Answers:
         yield fail(bad[0], say, "set requires_grad, or declare it frozen, too")
     if held:
         yield note(held[0], f"{len(held)} of {len(own)} parameters are frozen")
+
+
+def _trained_as_declared_frozen(step: StepUnderTest) -> Answers:
+    """Patterns of what is declared frozen that name nothing but what the whole loss trains.
+
+    A parameter that only a part of the loss is cut off from may be declared, too; its gradient is not the
+    derivative of the loss.
+    """
+    if {"loss", "gradient"} & step.setup.cannot.keys():
+        return
+    parameters = dict(step.exact.model.named_parameters())
+    for pattern in step.declare.frozen:
+        named = [name for name in parameters if fnmatchcase(name, pattern)]
+        if not named or not all(parameters[name].requires_grad for name in named):
+            continue
+        trace = step.exact if step.moving else step.training
+        along = Along(trace, lambda name, named=named: name not in named)
+        if len(along.gradients) < len(named) or along.all.disagrees:
+            continue
+        say = f"declared frozen by {pattern!r}, but all {count(len(named), 'parameter')} of it are trained"
+        yield fail(named[0], say, "clear requires_grad before the optimizer is made, or do not declare it")

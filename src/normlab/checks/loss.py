@@ -186,30 +186,39 @@ def _counts_tokens(step: StepUnderTest) -> Answers:
     ends = {facts.declared.eos_id, facts.configured("eos_token_id")} - {None}
     pad, real, end_is_real = None, torch.ones_like(entry, dtype=torch.bool), False
     try:
-        pad, held = facts.padding.pad_id, facts.padding.real
-        end_is_real = facts.padding.ends_texts
-        ends |= {pad} if end_is_real else set()
+        padding = facts.padding
     except Unknown as reason:
         if not ends:
             raise Unknown(f"{reason}; declare eos_id for the end of a text") from reason
     else:
+        pad, end_is_real = padding.pad_id, padding.ends_texts
+        behind_start = padding.real & (padding.real.cumsum(1) > 1)  # a row may begin with it, as T5's do
+        if (facts.tokens.ids[behind_start] == pad).any():  # it is a word, too: one that ends texts, or turns
+            ends.add(pad)
         real = real if pad is None or pad in ends else entry != pad
-        real[:, facts.tokens.columns] = held
-    padding = asked.ahead(~real, ahead)
+        real[:, facts.tokens.columns] = padding.real
+    is_padding = asked.ahead(~real, ahead)
     if pad in ends:
         if not end_is_real:  # the first padding token may mark the end
-            padding &= ~asked.ahead(real, ahead - 1)
+            is_padding &= ~asked.ahead(real, ahead - 1)
     elif pad is not None and shift:
-        padding = asked.ids == pad  # the end of a text may be the target of an input that is already padding
-    if bad := int((asked.counted & padding).sum()):
+        is_padding = (
+            asked.ids == pad
+        )  # the end of a text may be the target of an input that is already padding
+    if bad := int((asked.counted & is_padding).sum()):
         say = f"{bad} of {int(asked.counted.sum())} counted targets are padding"
         yield fail("loss", say, "ignore the labels under padding (-100)")
-    is_end = torch.isin(entry, torch.tensor(list(ends), dtype=entry.dtype))
-    end = asked.ahead(is_end & (real | (pad in ends)), ahead)
-    if shift and end.any() and not (end & asked.counted).any():
-        say = f"a text ends at {int(end.sum())} places, but no counted target is that end"
+    if shift:
+        is_end = torch.isin(entry, torch.tensor(list(ends), dtype=entry.dtype))
+        yield from _ends_and_words(asked, asked.ahead(is_end & (real | (pad in ends)), ahead), real, ahead)
+
+
+def _ends_and_words(asked: Targets, ends: Tensor, real: Tensor, ahead: int) -> Answers:
+    """Ends of texts, of which none is a counted target, and words that are none."""
+    if ends.any() and not (ends & asked.counted).any():
+        say = f"a text ends at {int(ends.sum())} places, but no counted target is that end"
         yield fail("loss", say, "count the label of the first end token, even if that is the padding's id")
-    if shift and (left := int((asked.ahead(real, ahead) & ~asked.counted).sum())):
+    if left := int((asked.ahead(real, ahead) & ~asked.counted).sum()):
         yield note("loss", f"{left} targets that are not padding are not counted")
 
 

@@ -116,7 +116,9 @@ def reach(step: StepUnderTest) -> Answers:
         yield lost
         return
     facts, base = step.facts, step.comparison.logits(step.exact)
-    real, places = facts.real(facts.tokens), torch.arange(facts.tokens.ids.shape[1])
+    # what the loss does not ask for need not see anything, such as padding at the end of a packed row
+    real = facts.real(facts.tokens) & facts.counted
+    places = torch.arange(facts.tokens.ids.shape[1])
     needs(len(places) > 1, "rows hold one token each")
     by_position, laid_out = facts.by_position(base), compare.laid_out(base, *facts.tokens.ids.shape)
     if by_position and laid_out is not None:  # the last token may have no prediction
@@ -272,7 +274,12 @@ def order(step: StepUnderTest) -> Answers:
     other = step.comparison.logits(exchanged)
     unseen, say = distance(exchange.expected, other) <= step.rounding, f"swapping two {what}"
     if step.declare.positions is False:
-        yield from () if unseen else [fail(place, f"{say} does more than that to their outputs", UNORDERED)]
+        if not unseen and facts.sources:  # what the batch holds of a token goes with it
+            exchange = equivalents.exchanged_places(facts, base)
+            other = step.comparison.logits(step.exact.again(batch=exchange.batch))
+            unseen = distance(exchange.expected, other) <= step.rounding
+        if not unseen:
+            yield fail(place, f"{say} does more than that to their outputs", UNORDERED)
     elif unseen:
         say += " only swaps their outputs"
         if facts.sources and not equivalents.runs_over_tokens(step, exchanged):

@@ -263,16 +263,56 @@ class _Exchange(NamedTuple):
 
 def exchanged_tokens(facts: Facts, logits: Tensor) -> _Exchange:
     """Exchange two tokens. Raises Unknown if they repeat."""
-    ids, expected = facts.tokens.ids, logits.clone()
+    row, places = _two_tokens(facts)
+    swapped = facts.tokens.ids.clone()
+    swapped[row, places] = swapped[row, places[::-1]]
+    return _Exchange(facts.with_tokens(swapped), _with_exchanged(facts, logits, row, places))
+
+
+def exchanged_places(facts: Facts, logits: Tensor) -> _Exchange:
+    """Exchange two tokens with all that the batch holds of them, such as their distances to others, but for
+    counts, which are positions themselves.
+
+    Raises Unknown if the tokens repeat, or if it is not known what of the batch belongs to a token.
+    """
+    row, places = _two_tokens(facts)
+    rows, width = facts.tokens.ids.shape
+    order = torch.arange(width)
+    order[places] = order[places[::-1]]
+
+    def change(_: Place, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[0] != rows:
+            return x
+        axes = [axis for axis in range(1, x.ndim) if x.shape[axis] == width]
+        if not axes:
+            raise Unknown("the batch holds more than tokens, and nothing says which of it belongs to which")
+        if not x.is_floating_point() and bool((x.diff(dim=axes[0]) == 1).all()):
+            return x
+        x = x.clone()
+        for axis in axes:
+            x[row] = x[row].index_select(axis - 1, order.to(x.device))
+        return x
+
+    batch = map_tensors(facts.trace.batch, change)
+    return _Exchange(batch, _with_exchanged(facts, logits, row, places))
+
+
+def _two_tokens(facts: Facts) -> tuple[int, list[int]]:
+    """Return a row and two places of it whose tokens differ. Raises Unknown if there is none."""
+    ids = facts.tokens.ids
     one, other = 1, ids.shape[1] // 2
-    row = next((i for i, own in enumerate(ids) if own[one] != own[other]), None)
-    if row is None:
-        raise Unknown("tokens repeat")
-    swapped = ids.clone()
-    swapped[row, [one, other]] = ids[row, [other, one]]
-    if logits.ndim >= 3 and logits.shape[:2] == ids.shape:
-        expected[row, [one, other]] = logits[row, [other, one]]
-    return _Exchange(facts.with_tokens(swapped), expected)
+    for row, tokens in enumerate(ids):
+        if tokens[one] != tokens[other]:
+            return row, [one, other]
+    raise Unknown("tokens repeat")
+
+
+def _with_exchanged(facts: Facts, logits: Tensor, row: int, places: list[int]) -> Tensor:
+    """Return the logits of a model that does not see the order."""
+    expected = logits.clone()
+    if logits.ndim >= 3 and logits.shape[:2] == facts.tokens.ids.shape:
+        expected[row, places] = logits[row, places[::-1]]
+    return expected
 
 
 def runs_over_tokens(step: StepUnderTest, exchanged: Trace) -> bool:

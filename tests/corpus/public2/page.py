@@ -28,14 +28,15 @@ MENDED = Path(__file__).with_name("mended.toml")
 OTHERS_SAID = ROOT / "benchmarks" / "faults" / "results.json"
 """What other checkers say of this list and the next, and ours in the same run."""
 OTHERS_CASES = OTHERS_SAID.with_name("cases.json")
-THIRD_FIRST_SIGHT = ROOT / "tests" / "corpus" / "public3" / "first_sight.json"
 PAGE = ROOT / "docs" / "faults.md"
 COMMAND = "python tests/corpus/public2/page.py"
 FAULTS = ("named first", "named", "flagged", "missed", "error")
 OTHERS = ("clean", "false alarm", "error")
 
-THIRD = FIRST_SIGHT.parents[1] / "public3"
-"""The third list, which keeps the same files."""
+THIRD, FOURTH = (FIRST_SIGHT.parents[1] / name for name in ("public3", "public4"))
+"""The later lists, which keep the same files."""
+WITHOUT_LEAK = "without_leak.json"
+"""What was said of the fourth list with one defect mended, which had ended a third of its cases."""
 
 Rows = Sequence[dict[str, Any]]
 
@@ -54,7 +55,8 @@ committed before the first check was run. Terms and rules are in `tests/corpus/s
 
 A fault is *named first* if the first failure is a property that states its cause, at its place; *named*
 if a later one is; *flagged* if there are failures, but none of these; *missed* if there are none. Of a
-sound step, any failure is a *false alarm*.
+sound step, any failure is a *false alarm*. Two more lists were made in the same way since, each after what
+the one before had shown was mended; the first was a smaller one, of sixteen reports.
 """
 
 
@@ -76,6 +78,19 @@ Forty further reports and thirty further sound steps were searched out and writt
 people who had not read how the checks work, after the statements that the second list had shown to be wrong
 were mended. One report, jaehyunnn/ViTPose_pytorch#20, was known to those who had mended them. Terms, rules
 and threads are in `tests/corpus/public3`.
+"""
+
+
+FOURTH_TOP = """\
+Forty further reports and thirty further sound steps, in the same way, after the third list's statements were
+mended. Terms, rules and threads are in `tests/corpus/public4`.
+"""
+
+
+LEAK = """\
+The errors are one defect of ours: a mode that sees the calls of torch entered itself twice inside of
+multi-head attention, and what that raised left it on for all later cases of the process, which then computed
+in part in float64. With this defect mended, and nothing else:
 """
 
 
@@ -137,7 +152,8 @@ def page() -> str:
     seconds = sorted(row["seconds"] for row in rows)
     lines = [
         TOP,
-        "## At first sight",
+        *summary(),
+        "## The second list, at first sight",
         "",
         judged_on(data, seconds),
         "",
@@ -147,7 +163,7 @@ def page() -> str:
         "",
         *table(("kind", "faults", "verdicts"), by_kind(rows)),
         "",
-        "## Each fault",
+        "### Each fault",
         "",
         "*Wanted* are the properties that state the cause by their own words; they were written down before.",
         "",
@@ -158,7 +174,7 @@ def page() -> str:
         "",
         told_in_notes(rows),
         "",
-        "## False alarms",
+        "### False alarms",
         "",
         *false_alarms(rows),
         "",
@@ -166,6 +182,7 @@ def page() -> str:
         *in_full(rows),
         *after_mending(rows, FIRST_SIGHT.parent),
         *third_list(),
+        *fourth_list(),
         *beside_others(),
         "All that was said of each case is in `tests/corpus/public2/first_sight.json`.",
     ]
@@ -175,14 +192,35 @@ def page() -> str:
 def third_list() -> Iterator[str]:
     """Return the same of the third list, which was written after the second one's statements were mended."""
     data = kept(THIRD / FIRST_SIGHT.name)
-    rows = data["rows"]
-    yield "## The third list, at first sight"
-    yield ""
-    yield THIRD_TOP
-    yield judged_on(data, sorted(row["seconds"] for row in rows))
-    yield ""
+    yield from at_sight("The third list, at first sight", THIRD_TOP, data)
+    yield from faults_and_alarms(data["rows"])
+    yield from after_mending(data["rows"], THIRD)
+
+
+def fourth_list() -> Iterator[str]:
+    """Return the same of the fourth list, with and without what a defect of ours spoilt."""
+    yield from at_sight("The fourth list, at first sight", FOURTH_TOP, kept(FOURTH / FIRST_SIGHT.name))
+    yield LEAK
+    rows = kept(FOURTH / WITHOUT_LEAK)["rows"]
     yield from figures(rows)
     yield ""
+    yield from faults_and_alarms(rows)
+    yield from after_mending(rows, FOURTH)
+
+
+def at_sight(heading: str, top: str, data: dict[str, Any]) -> Iterator[str]:
+    """Return a heading, how a list was made, and the figures of its first judging."""
+    yield f"## {heading}"
+    yield ""
+    yield top
+    yield judged_on(data, sorted(row["seconds"] for row in data["rows"]))
+    yield ""
+    yield from figures(data["rows"])
+    yield ""
+
+
+def faults_and_alarms(rows: Rows) -> Iterator[str]:
+    """Return a line for each fault, and for each sound setup that was called faulty."""
     yield from table(
         ("thread", "kind", "case", "wanted", "verdict", "first failure"),
         (fault_line(row) for row in rows if row["role"] == "fault"),
@@ -192,7 +230,41 @@ def third_list() -> Iterator[str]:
     yield ""
     yield from false_alarms(rows)
     yield ""
-    yield from after_mending(rows, THIRD)
+
+
+def summary() -> Iterator[str]:
+    """Return the figures of all lists side by side, at first sight and since."""
+    lists = (
+        ("second", FIRST_SIGHT, AFTER_MENDING),
+        ("third", THIRD / FIRST_SIGHT.name, THIRD / AFTER_MENDING.name),
+        ("fourth", FOURTH / WITHOUT_LEAK, FOURTH / AFTER_MENDING.name),
+    )
+    yield from table(
+        ("list", "faults named first", "of those a property speaks of", "false alarms", "since mended"),
+        (summary_line(name, kept(first)["rows"], kept(since)["rows"]) for name, first, since in lists),
+    )
+    yield ""
+    yield (
+        "The aim was 28 of 40 and 2 false alarms of 70 on a list that is new. It was not reached: about half "
+        "of the faults in such lists are other intentions, written without a contradiction, of which no "
+        "property of one step speaks."
+    )
+    yield ""
+
+
+def summary_line(name: str, first: Rows, since: Rows) -> Sequence[str]:
+    faults = [row for row in first if row["role"] == "fault"]
+    spoken_of = [row for row in faults if row["named_by"]]
+    alarms = sum(row["verdict"] == "false alarm" for row in first)
+    named_since = sum(row["verdict"] == "named first" for row in since)
+    alarms_since = sum(row["verdict"] == "false alarm" for row in since)
+    return (
+        name,
+        f"{sum(row['verdict'] == 'named first' for row in faults)} of {len(faults)}",
+        f"{sum(row['verdict'] == 'named first' for row in spoken_of)} of {len(spoken_of)}",
+        f"{alarms} of {len(first) - len(faults)}",
+        f"{named_since} named first, {alarms_since} false alarms",
+    )
 
 
 def false_alarms(rows: Rows) -> Iterator[str]:
@@ -231,7 +303,7 @@ def mended() -> Iterator[str]:
     if not MENDED_CASES.exists():
         return
     data = kept(MENDED_CASES)
-    yield "## Cases that were mistaken"
+    yield "### Cases that were mistaken"
     yield ""
     yield data["why"]
     yield ""
@@ -260,7 +332,7 @@ def tool_line(tool: str, rows: Rows, roles: dict[str, str], seconds: str) -> Seq
 
 def at_first_sight(roles: dict[str, str]) -> Sequence[str]:
     """Return our own sums of both lists before any check was changed for them."""
-    rows = [row for file in (FIRST_SIGHT, THIRD_FIRST_SIGHT) for row in kept(file)["rows"]]
+    rows = [row for file in (FIRST_SIGHT, THIRD / FIRST_SIGHT.name) for row in kept(file)["rows"]]
     those = [{"case": r["name"], "verdict": r["verdict"]} for r in rows if r["name"] in roles]
     return tool_line("normlab, at first sight", those, roles, "–")
 
@@ -327,7 +399,7 @@ def in_full(before: Rows) -> Iterator[str]:
     first = {row["name"]: row for row in before}
     seconds = sorted(row["seconds"] for row in data["rows"])
     changed = [row for row in data["rows"] if row["verdict"] != first[row["name"]]["verdict"]]
-    yield "## Handed over in full"
+    yield "### Handed over in full"
     yield ""
     yield (
         "Most of these setups are what a user types first: a model, a batch, a loss and an optimizer. So "
@@ -365,7 +437,7 @@ def after_mending(before: Rows, folder: Path) -> Iterator[str]:
     rows, first = data["rows"], {row["name"]: row for row in before}
     seconds = sorted(row["seconds"] for row in rows)
     changed = [row for row in rows if row["verdict"] != first[row["name"]]["verdict"]]
-    yield "## After mending"
+    yield "### After mending"
     yield ""
     yield (
         "Everything above is what was said before a check was changed. The list has since shown which "

@@ -301,7 +301,9 @@ def padding_of(facts: Facts, tokens: Tokens) -> Padding:
             if not real.all():
                 return Padding(real, source, None, pad, is_end)
     pad = _run(tokens.ids)
-    if pad is not None:
+    # two texts over one vocabulary are filled up alike: if not, one of the ids is a word, such as a mask
+    others = {_run(other.ids) for other in facts.sources if other.vocabulary == tokens.vocabulary}
+    if pad is not None and not others - {None, pad}:
         is_end = _ends_are_asked_for(facts, tokens, pad)
         return Padding(real_tokens(tokens.ids, pad, ends=is_end), "runs", None, pad, is_end)
     if declared is not None:
@@ -393,13 +395,15 @@ def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | No
 
 
 def _flattened(entry: Tensor, tokens: Tokens) -> Tensor | None:
-    """Return an entry `[B, T]`, `[B, 1, 1, T]` or `[B, 1, T]` as `[B, T]`, in the columns of the ids."""
+    """Return an entry `[B, T]`, `[B, 1, 1, T]` or `[B, 1, T]` as `[B, T]`, in the columns of the ids; None if
+    it runs along something else, such as the frames beside a text.
+    """
     rows, width = tokens.ids.shape
     if entry.ndim > 2 and entry.shape[0] == rows and entry.numel() == rows * entry.shape[-1]:
         entry = entry.reshape(rows, entry.shape[-1])
     if entry.ndim == 2 and tokens.transposed and entry.shape[1] == rows:
         entry = entry.T
-    if entry.ndim != 2 or entry.shape[0] != rows or entry.shape[1] < width:
+    if entry.ndim != 2 or entry.shape[0] != rows or entry.shape[1] not in (width, tokens.entry.shape[1]):
         return None
     return entry[:, tokens.columns]
 
