@@ -193,7 +193,7 @@ def _counts_tokens(step: StepUnderTest) -> Answers:
     else:
         pad, end_is_real = padding.pad_id, padding.ends_texts
         behind_start = padding.real & (padding.real.cumsum(1) > 1)  # a row may begin with it, as T5's do
-        if (facts.tokens.ids[behind_start] == pad).any():  # it is a word, too: one that ends texts, or turns
+        if pad in facts.tokens.ids[behind_start].unique():  # it is a word, too: one that ends texts, or turns
             ends.add(pad)
         real = real if pad is None or pad in ends else entry != pad
         real[:, facts.tokens.columns] = padding.real
