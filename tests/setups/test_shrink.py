@@ -138,6 +138,8 @@ KINDS = {
     "kv_lora_rank": Kind.WIDTH,
     "moe_intermediate_size": Kind.WIDTH,
     "n_embd": Kind.WIDTH,
+    "hidden_sizes": Kind.WIDTH,
+    "embed_dims": Kind.WIDTH,
     "d_model": Kind.WIDTH,
     "n_routed_experts": Kind.EXPERTS,
     "n_shared_experts": None,

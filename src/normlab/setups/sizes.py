@@ -51,7 +51,7 @@ class Kind(Enum):
 
 
 COUNTS: Final = "num n number"
-SIZES: Final = "size dim d channels headdim"
+SIZES: Final = "size sizes dim dims d channels headdim"
 
 
 class Rule(NamedTuple):
