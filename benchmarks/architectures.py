@@ -2,13 +2,14 @@
 
     python benchmarks/architectures.py --only bert t5      # some model types, printed
     python benchmarks/architectures.py --write             # every type that is not kept: some three hours
-    python benchmarks/architectures.py --page              # measure nothing, and write docs/architectures.md
+    python benchmarks/architectures.py --page              # measure nothing, and write the page
 
 Each model type that has a class for one of ``TASKS`` is checked with the default configuration of its class,
 written as a ``config.json``. Nobody has chosen these numbers for a check. A check runs in a process of its
 own, on one thread, and ends after ``LIMIT_S`` seconds and at ``LIMIT_BYTES`` of memory. Each row is kept in
 ``benchmarks/results/architectures.json`` as soon as it is there; after an interruption, the same command goes
-on. ``--again`` measures what is kept, too.
+on. ``--again`` measures what is kept, too. What the first such measurement said, before anything was mended
+because of it, stays in ``architectures_at_first_sight.json``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import resource
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,10 +32,13 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 import normlab
+from documents import with_tables
 from normlab.errors import UserError, in_one_line
 from normlab.setups.huggingface import setup_from_configuration
 
 RESULTS: Final = Path(__file__).parent / "results/architectures.json"
+FIRST_SIGHT: Final = RESULTS.with_stem("architectures_at_first_sight")
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs/architectures.md"
 TASKS: Final = {
     "CausalLM": "CAUSAL_LM",
     "Seq2SeqLM": "SEQ_TO_SEQ_CAUSAL_LM",
@@ -45,6 +49,7 @@ TASKS: Final = {
     "SequenceClassification": "SEQUENCE_CLASSIFICATION",
 }
 """Tasks, as transformers' auto classes name them, and how it names the classes that it has for each."""
+OUTCOMES: Final = ("holds", "fails", "undecided", "refused", "error", "out of time", "out of memory")
 BUDGET_S: Final = 120.0
 LIMIT_S: Final = 400.0
 LIMIT_BYTES: Final = 10 * 2**30
@@ -66,7 +71,7 @@ class Row:
     task: str
     name: str
     outcome: str
-    """``holds``, ``fails``, ``undecided``, ``refused``, ``error``, ``out of time`` or ``out of memory``."""
+    """One of ``OUTCOMES``."""
     sentence: str = ""
     """The first failure, or why there is no answer."""
     property: str = ""
@@ -166,26 +171,74 @@ def in_a_process(each: Architecture) -> Row:
 # ---------------------------------------------------------------------------------------------------- results
 
 
-def kept() -> dict[str, Row]:
-    """Return the rows that were measured, by the architecture's name and type."""
-    rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-    return {_key(row["type"], row["task"]): Row(**row) for row in rows}
+def kept(file: Path = RESULTS) -> dict[str, Row]:
+    """Return the rows that were measured, by model type and task."""
+    rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    return {key(row["type"], row["task"]): Row(**row) for row in rows}
 
 
-def _key(model_type: str, task: str) -> str:
+def key(model_type: str, task: str) -> str:
+    """Return what a row is kept under."""
     return f"{model_type} {task}"
 
 
 def keep(rows: dict[str, Row]) -> None:
-    """Write the rows."""
-    RESULTS.write_text(json.dumps([asdict(row) for row in rows.values()], indent=1) + "\n", encoding="utf-8")
+    """Write the rows by model type."""
+    ordered = [asdict(rows[each]) for each in sorted(rows)]
+    RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
 
 
 def measured(wanted: Sequence[Architecture], rows: dict[str, Row], *, again: bool) -> Iterator[Row]:
     """Check what is not among these rows, or all of it."""
     for each in wanted:
-        if again or _key(each.type, each.task) not in rows:
+        if again or key(each.type, each.task) not in rows:
             yield in_a_process(each)
+
+
+# ------------------------------------------------------------------------------------------------------ page
+
+
+def counts() -> str:
+    """Return the table of how many architectures each outcome has, at first sight and now."""
+    first, now = kept(FIRST_SIGHT).values(), kept().values()
+    lines = [f"| task | {' | '.join(OUTCOMES)} |", f"| --- |{' --- |' * len(OUTCOMES)}"]
+    for task in (*TASKS, ""):
+        cells = [f"{_count(first, task, each)} → {_count(now, task, each)}" for each in OUTCOMES]
+        if any(row.task == task for row in (*first, *now)) or not task:
+            lines.append(f"| {task or 'all'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _count(rows: Iterable[Row], task: str, outcome: str) -> int:
+    return sum(row.outcome == outcome and task in ("", row.task) for row in rows)
+
+
+def answers() -> str:
+    """Return the table of what each architecture's check says."""
+    lines = [
+        "| model type | class | outcome | judged | seconds | GiB |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in kept().values():
+        outcome = f"{row.outcome}: `{row.property}` {row.sentence}" if row.property else row.outcome
+        if not row.judged:
+            outcome = f"{row.outcome}: {row.sentence}"
+        cells = [f"`{row.type}`", f"`{row.name}`", outcome.replace("|", "∣")]
+        applicable = row.judged + len(row.unjudged)
+        judged = f"{row.judged} of {applicable}" if applicable else ""
+        lines.append(f"| {' | '.join(cells)} | {judged} | {row.seconds:.0f} | {row.gibibytes:.1f} |")
+    return "\n".join(lines)
+
+
+def write_page() -> None:
+    """Write the tables into the page."""
+    document = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_tables(document, tables()), encoding="utf-8")
+
+
+def tables() -> dict[str, str]:
+    """Return the tables of the page, by their names."""
+    return {"outcomes": counts(), "architectures": answers()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -194,7 +247,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", metavar="TYPE", help="some model types")
     parser.add_argument("--write", action="store_true", help="keep each row, and leave out what is kept")
     parser.add_argument("--again", action="store_true", help="measure what is kept, too")
+    parser.add_argument("--page", action="store_true", help="write the page, without measuring")
     args = parser.parse_args(argv)
+    if args.page:
+        write_page()
+        return
     transformers.logging.set_verbosity_error()
     wanted = architectures()
     if unknown := set(args.only or ()) - {each.type for each in wanted}:
@@ -203,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = kept() if args.write else {}
     for row in measured(wanted, rows, again=args.again):
         print(row.type, row.task, row.outcome, row.property, row.sentence, f"{row.seconds} s", flush=True)
-        rows[_key(row.type, row.task)] = row
+        rows[key(row.type, row.task)] = row
         if args.write:
             keep(rows)
 
