@@ -88,6 +88,14 @@ def test_without_an_encoder_the_text_itself_is_predicted(tmp_path):
     assert torch.equal(batch["labels"][real], batch["input_ids"][real])
 
 
+def test_a_class_that_does_not_shift_labels_is_given_those_that_follow(tmp_path):
+    config = tf.BartConfig(**BART)
+    batch = setup_from_configuration(folder(tmp_path, config, "BartForCausalLM"), seed=1).setup.batch
+    ids, real = batch["input_ids"], batch["attention_mask"].bool()
+    assert torch.equal(batch["labels"][:, :-1][real[:, 1:]], ids[:, 1:][real[:, 1:]])
+    assert (batch["labels"][:, -1] < 0).all()
+
+
 def test_a_decoder_without_a_word_to_start_with_reads_its_labels_shifted(tmp_path):
     where = folder(tmp_path, tf.T5Config(**T5), "T5ForConditionalGeneration")
     setup = setup_from_configuration(where, seed=1).setup

@@ -56,7 +56,9 @@ def setup_from_configuration(
         except Exception as error:
             raise UserError(f"no model can be built from {source}: {in_one_line(error)}") from error
         batch = HEADS[head](config, torch.Generator().manual_seed(seed))
-    _require_text(model, batch, head)
+        _require_text(model, batch, head)
+        if head == "CausalLM" and _asks_at_first_position(model, batch):
+            batch["labels"] = functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
     head_over_words: Any = getattr(model, "get_output_embeddings", lambda: None)()
     # a default of the library is no word, and a classifier has no head over words that could be tied
     is_tied = given.content.get("tie_word_embeddings") is True and head_over_words is not None
@@ -221,6 +223,24 @@ def _read_head(config: Any, head: str) -> str:
     """
     is_decoder = head == "ConditionalGeneration" and not config.is_encoder_decoder
     return "CausalLM" if is_decoder else head
+
+
+def _asks_at_first_position(model: nn.Module, batch: Batch) -> bool:
+    """Return whether a loss asks for the label at the first position. A class that shifts its labels itself
+    leaves that one out; any other wants to be given those of the tokens that follow.
+    """
+    labels = batch["labels"].clone()
+    labels[:, 1:] = IGNORED
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            loss, with_others = (model(**{**batch, "labels": x}).loss for x in (labels, labels.roll(1, 0)))
+        return bool(loss.isfinite() and loss != with_others)
+    except Exception:  # the check says so, in its own words
+        return False
+    finally:
+        model.train(was_training)
 
 
 def _require_text(model: nn.Module, batch: Batch, head: str) -> None:
