@@ -315,6 +315,13 @@ def test_a_plain_step_compares_nothing():
     assert set(report_of("reference", loss=loss_of).untestable) == {"reference"}
 
 
+def test_a_parameter_that_is_shared_is_one_of_each_module_that_holds_it():
+    model = Decoder()
+    model.embed.bias = model.blocks[0].up.bias  # its first name, and not that of the layer
+    report = report_of("reference", "derivative", model=model, loss=loss_of)
+    assert (report.holds, report.inapplicable) == (("derivative",), ("reference",))
+
+
 def test_a_model_that_also_runs_without_gradients_keeps_its_stream():
     report = report_of("residual", "derivative", model=Decoder(0.0), loss=with_itself(clipped))
     assert set(report.holds) == {"residual", "derivative"}

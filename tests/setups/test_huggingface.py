@@ -21,6 +21,15 @@ SIZES = {
 }
 T5 = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
 VIT = {"image_size": 16, "patch_size": 8}
+BART = {
+    "d_model": 16,
+    "vocab_size": 61,
+    "max_position_embeddings": 32,
+    **{f"{stack}_layers": 2 for stack in ("encoder", "decoder")},
+    **{f"{stack}_attention_heads": 2 for stack in ("encoder", "decoder")},
+    **{f"{stack}_ffn_dim": 32 for stack in ("encoder", "decoder")},
+}
+MARIAN = {"pad_token_id": 60, "eos_token_id": 0, "decoder_start_token_id": 60}
 HEADS = {
     "LlamaForCausalLM": tf.LlamaConfig(**SIZES, num_key_value_heads=1, pad_token_id=0),
     "GPT2LMHeadModel": tf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=61, n_positions=32),
@@ -29,6 +38,12 @@ HEADS = {
     "BertForTokenClassification": tf.BertConfig(**SIZES),
     "BertForQuestionAnswering": tf.BertConfig(**SIZES),
     "T5ForConditionalGeneration": tf.T5Config(**T5, decoder_start_token_id=0),
+    "MarianMTModel": tf.MarianConfig(**BART, **MARIAN),
+    "Gemma3ForConditionalGeneration": tf.Gemma3Config(
+        text_config={**SIZES, "head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0},
+        vision_config={k: SIZES[k] for k in list(SIZES)[:4]} | VIT,
+        mm_tokens_per_image=4,
+    ),
     "ViTForImageClassification": tf.ViTConfig(**{k: SIZES[k] for k in list(SIZES)[:4]}, **VIT),
 }
 
@@ -57,6 +72,44 @@ def test_the_batch_fits_the_head_and_the_weights_follow_the_seed(tmp_path, archi
 def test_a_sound_model_fails_nothing(tmp_path, architecture):
     where = folder(tmp_path, HEADS[architecture], architecture)
     assert normlab.check(setup_from_configuration(where, seed=1).setup, budget_s=60).failures == ()
+
+
+def test_a_class_whose_name_tells_no_head_has_that_of_its_automatic_class(tmp_path):
+    batch = setup_from_configuration(
+        folder(tmp_path, HEADS["MarianMTModel"], "MarianMTModel"), seed=1
+    ).setup.batch
+    assert batch["labels"].shape[1] < batch["input_ids"].shape[1]  # of other texts than the source
+
+
+def test_without_an_encoder_the_text_itself_is_predicted(tmp_path):
+    name = "Gemma3ForConditionalGeneration"
+    batch = setup_from_configuration(folder(tmp_path, HEADS[name], name), seed=1).setup.batch
+    real = batch["attention_mask"].bool()
+    assert torch.equal(batch["labels"][real], batch["input_ids"][real])
+
+
+def test_a_class_that_does_not_shift_labels_is_given_those_that_follow(tmp_path):
+    config = tf.BartConfig(**BART)
+    batch = setup_from_configuration(folder(tmp_path, config, "BartForCausalLM"), seed=1).setup.batch
+    ids, real = batch["input_ids"], batch["attention_mask"].bool()
+    assert torch.equal(batch["labels"][:, :-1][real[:, 1:]], ids[:, 1:][real[:, 1:]])
+    assert (batch["labels"][:, -1] < 0).all()
+
+
+def test_a_decoder_without_a_word_to_start_with_reads_its_labels_shifted(tmp_path):
+    where = folder(tmp_path, tf.T5Config(**T5), "T5ForConditionalGeneration")
+    setup = setup_from_configuration(where, seed=1).setup
+    read, labels = setup.batch["decoder_input_ids"], setup.batch["labels"]
+    real = labels[:, :-1] >= 0
+    assert torch.equal(read[:, 1:][real], labels[:, :-1][real])
+    assert setup.model(**setup.batch).loss.isfinite()
+
+
+def test_an_encoder_that_reads_no_text_is_refused(tmp_path):
+    sizes = {**BART, "max_source_positions": 16, "max_target_positions": 16, "pad_token_id": 0}
+    where = folder(tmp_path, tf.WhisperConfig(**sizes), "WhisperForConditionalGeneration")
+    with pytest.raises(UserError, match="reads input_features"):
+        setup_from_configuration(where, seed=1)
 
 
 @pytest.mark.slow

@@ -124,6 +124,29 @@ def test_sections_and_factors_of_a_rotation_fit_a_smaller_head():
     assert rotation["long_factor"] == [float(i) for i in range(0, 64, 8)]
 
 
+def test_a_list_outside_a_rotation_stays_even_if_its_sum_is_a_number_of_frequencies():
+    content = {"hidden_sizes": [64, 256], "num_attention_heads": [2, 8], "mlp_ratios": [4, 4, 4, 4]}
+    assert smaller(Sizes(content, 256), Divisors(width=4, heads={"": (1, 4)}))["mlp_ratios"] == [4, 4, 4, 4]
+
+
+@each(
+    ("size", "new", "explained"),
+    [
+        (30_720, 256, True),
+        (30_720 + 1024, 256 + 128, True),  # entries beyond the vocabulary, as of prompts
+        (30_720 + 1024, 256 + 1024, False),
+        (1000, 1000, True),
+        (1000, 500, True),
+        (1001, 1001, False),
+        (512, 64, True),
+        (512, 32, False),
+    ],
+)
+def test_what_explains_the_size_of_a_smaller_table(size, new, explained):
+    sizes = Sizes({"vocab_size": 30_720, "hidden_size": 512, "num_labels": 1000}, 512)
+    assert shrink._explained(size, new, sizes, Divisors(width=8)) == explained
+
+
 KINDS = {
     "num_hidden_layers": Kind.LAYERS,
     "encoder_layers": Kind.LAYERS,
@@ -138,6 +161,8 @@ KINDS = {
     "kv_lora_rank": Kind.WIDTH,
     "moe_intermediate_size": Kind.WIDTH,
     "n_embd": Kind.WIDTH,
+    "hidden_sizes": Kind.WIDTH,
+    "embed_dims": Kind.WIDTH,
     "d_model": Kind.WIDTH,
     "n_routed_experts": Kind.EXPERTS,
     "n_shared_experts": None,

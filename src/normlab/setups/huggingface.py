@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from normlab.base.files import read_json
 from normlab.base.memory import available_bytes
@@ -55,6 +56,9 @@ def setup_from_configuration(
         except Exception as error:
             raise UserError(f"no model can be built from {source}: {in_one_line(error)}") from error
         batch = HEADS[head](config, torch.Generator().manual_seed(seed))
+        _require_text(model, batch, head)
+        if head == "CausalLM" and _asks_at_first_position(model, batch):
+            batch["labels"] = functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
     head_over_words: Any = getattr(model, "get_output_embeddings", lambda: None)()
     # a default of the library is no word, and a classifier has no head over words that could be tied
     is_tied = given.content.get("tie_word_embeddings") is True and head_over_words is not None
@@ -178,20 +182,74 @@ def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Build, str]:
     architecture, or the first that its type has.
     """
     architecture = next(iter(config.architectures or ()), "")
-    ends = {"LMHeadModel": "CausalLM", **{f"For{head}": head for head in HEADS}}
-    kind = next((head for end, head in ends.items() if architecture.endswith(end)), "")
+    kind = _head_of_class(library, config, architecture)
     for head in [kind] if kind else [] if architecture else list(HEADS):
-        auto = getattr(library, f"AutoModelFor{_AUTO.get(head, head)}")
-        remote = f"AutoModelFor{_AUTO.get(head, head)}" in (getattr(config, "auto_map", None) or {})
+        remote = _auto(head) in (getattr(config, "auto_map", None) or {})
+        auto = getattr(library, _auto(head))
         if type(config) in auto._model_mapping or remote:
-            return partial(auto.from_config, trust_remote_code=trusted), head
+            return partial(auto.from_config, trust_remote_code=trusted), _read_head(config, head)
     named = getattr(library, architecture, None)
     if kind and isinstance(named, type) and issubclass(named, library.PreTrainedModel):
-        return named, kind
+        return named, _read_head(config, kind)
     raise UserError(
         f"{architecture or type(config).__name__} has no head for which a batch can be made; name one in "
         f'"architectures" of config.json, that ends in For{", For".join(HEADS)}, or write a function setup()'
     )
+
+
+def _head_of_class(library: Any, config: Any, architecture: str) -> str:
+    """Return the kind of head that a class has, by the end of its name, or else by the automatic class that
+    builds it; nothing if neither is known.
+    """
+    ends = {"LMHeadModel": "CausalLM", **{f"For{head}": head for head in HEADS}}
+    for end, head in ends.items():
+        if architecture.endswith(end):
+            return head
+    for head in HEADS:
+        built = getattr(library, _auto(head))._model_mapping.get(type(config), None)
+        if architecture and getattr(built, "__name__", "") == architecture:
+            return head
+    return ""
+
+
+def _auto(head: str) -> str:
+    """Return the name of transformers' automatic class for a kind of head."""
+    return f"AutoModelFor{_AUTO.get(head, head)}"
+
+
+def _read_head(config: Any, head: str) -> str:
+    """Return the kind of head by which a batch is made: without an encoder, a model that is conditioned on
+    images or sounds reads a text on and on.
+    """
+    is_decoder = head == "ConditionalGeneration" and not config.is_encoder_decoder
+    return "CausalLM" if is_decoder else head
+
+
+def _asks_at_first_position(model: nn.Module, batch: Batch) -> bool:
+    """Return whether a loss asks for the label at the first position. A class that shifts its labels itself
+    leaves that one out; any other wants to be given those of the tokens that follow.
+    """
+    labels = batch["labels"].clone()
+    labels[:, 1:] = IGNORED
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            loss, with_others = (model(**{**batch, "labels": x}).loss for x in (labels, labels.roll(1, 0)))
+        return bool(loss.isfinite() and loss != with_others)
+    except Exception:  # the check says so, in its own words
+        return False
+    finally:
+        model.train(was_training)
+
+
+def _require_text(model: nn.Module, batch: Batch, head: str) -> None:
+    """Raise UserError for a model whose encoder reads something else than text."""
+    name = getattr(model, "main_input_name", "input_ids")
+    if head == "ConditionalGeneration" and name not in batch:
+        raise UserError(
+            f"{type(model).__name__} reads {name}, for which no batch can be made; write a function setup()"
+        )
 
 
 def _require_memory(parameters: int, source: str) -> None:
@@ -258,7 +316,13 @@ def _masked(config: Any, generator: torch.Generator) -> Batch:
 def _pairs(config: Any, generator: torch.Generator) -> Batch:
     source, target = _text(config, generator), _text(config, generator)
     labels = target["input_ids"].masked_fill(~_real(target), IGNORED).flip(0)
-    return {**source, "labels": labels[:, : labels.shape[1] - 4].contiguous()}
+    labels = labels[:, : labels.shape[1] - 4].contiguous()
+    if hasattr(config, "decoder_start_token_id"):
+        return {**source, "labels": labels}
+    # the class cannot know what a decoder reads first, and shifts no labels
+    pad = _id(config, "pad_token_id") or 0
+    read = functional.pad(labels, (1, -1), value=pad)
+    return {**source, "decoder_input_ids": read.masked_fill(read == IGNORED, pad), "labels": labels}
 
 
 def _classes(config: Any) -> Tensor:

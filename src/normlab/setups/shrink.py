@@ -230,21 +230,29 @@ def difference(original: nn.Module, model: nn.Module, sizes: Sizes, divisors: Di
         if apart:
             return f"the smaller model has other {what}, such as {apart[0]}"
     less = _dimensions(model)
-    vocabularies = [int(number.value) for number in sizes.of(Kind.VOCABULARY)]
     for name, shape in _dimensions(original).items():
         for size, new in zip(shape, less[name], strict=True):
-            if not _explained(size, new, vocabularies, divisors):
+            if not _explained(size, new, sizes, divisors):
                 return f"a size {size} of {name} becomes {new}, which its configuration does not explain"
     return ""
 
 
-def _explained(size: int, new: int, vocabularies: Sequence[int], divisors: Divisors) -> bool:
-    """Return whether a dimension is divided as numbers of the configuration are. One that is made of several
-    parts is divided by less than the one that is divided most.
+def _explained(size: int, new: int, sizes: Sizes, divisors: Divisors) -> bool:
+    """Return whether a dimension is divided as numbers of the configuration are, as is what it has beyond a
+    vocabulary. One that is made of several parts is divided by less than the one that is divided most.
     """
-    if size in vocabularies and new == min(size, VOCABULARY):
+    if new == size == sizes.labels:
         return True
-    return new == size <= VOCABULARY or 1 < size / new <= divisors.largest * (1 + ROUNDED)
+    vocabularies = [int(number.value) for number in sizes.of(Kind.VOCABULARY)]
+    beyond = [(size - each, new - min(each, VOCABULARY)) for each in vocabularies]
+    return any(_divided(rest, new_rest, divisors) for rest, new_rest in [(size, new), *beyond])
+
+
+def _divided(size: int, new: int, divisors: Divisors) -> bool:
+    """Return whether a size is small and stays, or is divided by no more than the number divided most."""
+    if new == size <= VOCABULARY:
+        return size >= 0
+    return new > 0 and 1 < size / new <= divisors.largest * (1 + ROUNDED)
 
 
 def _collapsed(name: str) -> str:

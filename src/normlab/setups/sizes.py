@@ -51,7 +51,7 @@ class Kind(Enum):
 
 
 COUNTS: Final = "num n number"
-SIZES: Final = "size dim d channels headdim"
+SIZES: Final = "size sizes dim dims d channels headdim"
 
 
 class Rule(NamedTuple):
@@ -158,6 +158,11 @@ class Sizes:
     def systems(self) -> list[str]:
         """Which kinds of heads there are."""
         return list(dict.fromkeys(n.system for n in self.of(Kind.HEADS, Kind.HEAD_SIZE)))
+
+    @property
+    def labels(self) -> int:
+        """How many labels a classifier tells apart; they stay."""
+        return self.content.get("num_labels") or len(self.content.get("id2label") or ())
 
     def heads(self, system: str) -> list[int]:
         """Return the numbers of heads of a kind."""
@@ -395,14 +400,18 @@ def with_first_layers(content: Mapping[str, Any], layers: Mapping[int, int]) -> 
     """
     fewer = copy.deepcopy(dict(content))
     for path, value in entries(content):
-        of_rotation = any(str(part).startswith("rope") for part in path)
         if is_whole(value) and value in layers and kind_of(str(path[-1])) is Kind.LAYERS:
             _put(fewer, path, layers[value])
         elif _is_list_of_layers(path, value):
             _put(fewer, path, [layer for layer in value if layer < max(layers.values(), default=math.inf)])
-        elif isinstance(value, (list, tuple)) and len(value) in layers and not of_rotation:
+        elif isinstance(value, (list, tuple)) and len(value) in layers and not _is_of_rotation(path):
             _put(fewer, path, list(value[: layers[len(value)]]))
     return fewer
+
+
+def _is_of_rotation(path: Path) -> bool:
+    """Return whether an entry is one of a rotation of positions, as ``mrope_section`` is."""
+    return any(word.endswith("rope") for part in path for word in words_of(str(part)))
 
 
 def _is_list_of_layers(path: Path, values: Any) -> bool:
@@ -441,7 +450,7 @@ def smaller(sizes: Sizes, divisors: Divisors) -> dict[str, Any]:
                 new = value // divisors.of(number)
         _put(content, number.path, new)
     for path, value in entries(sizes.content):
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)) and _is_of_rotation(path):
             _put(content, path, _of_smaller_heads(sizes, divisors, _get(content, path)))
         elif isinstance(value, float):
             _put(content, path, value * _of_scale(sizes, divisors, str(path[-1]), value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -172,8 +172,9 @@ def _inside(trace: Trace) -> tuple[list[Twin], list[nn.Module]]:
     for path, twin in pairs:
         of_both = [[c.given[:1] for c in calls if c.module is modules[name]] for name in (path, twin)]
         if any(x and y and are_equal(x[0], y[0]) for x in of_both[0] for y in of_both[1]):
-            names = [name for name, _ in modules[twin].named_parameters()]
-            weights = {f"{path}.{name}": trace.parameters[f"{twin}.{name}"] for name in names}
+            names = {id(p): name for name, p in trace.model.named_parameters()}
+            values = _values(trace)
+            weights = {names[id(p)]: values[id(q)] for p, q in _own(modules[path], modules[twin])}
             twins.append(Twin(modules[twin], twin, weights, trains=_trains(modules[twin])))
             apart += [modules[path], modules[twin]]
     return twins, apart
@@ -181,7 +182,7 @@ def _inside(trace: Trace) -> tuple[list[Twin], list[nn.Module]]:
 
 def _alike(trace: Trace) -> list[tuple[str, str]]:
     """Return pairs of a module that trains, and one like it that is frozen, or that was copied from it."""
-    model, values = trace.model, trace.parameters
+    model, values = trace.model, _values(trace)
     groups: dict[Any, list[str]] = {}
     for path, module in model.named_modules():
         if path and next(module.parameters(), None) is not None:
@@ -196,7 +197,8 @@ def _alike(trace: Trace) -> list[tuple[str, str]]:
             if not others or any(path == name or path.startswith(f"{name}.") for name in known):
                 continue
             is_frozen = path not in trained
-            if is_frozen or (path != trained[0] and _is_copy(path, trained[0], values)):
+            module, first = model.get_submodule(path), model.get_submodule(trained[0])
+            if is_frozen or (module is not first and _is_copy(module, first, values)):
                 pairs.append((trained[0], path))
     return pairs
 
@@ -210,12 +212,21 @@ def _trains(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 
-def _is_copy(path: str, other: str, values: Weights) -> bool:
+def _values(trace: Trace) -> Mapping[int, Tensor]:
+    """Return the value of each parameter by its identity: one that is shared has several names."""
+    values = trace.parameters
+    return {id(p): values[name] for name, p in trace.model.named_parameters()}
+
+
+def _own(module: nn.Module, other: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Return the parameters that two modules that are alike do not share."""
+    pairs = zip(module.parameters(), other.parameters(), strict=True)
+    return [(p, q) for p, q in pairs if p is not q]
+
+
+def _is_copy(module: nn.Module, other: nn.Module, values: Mapping[int, Tensor]) -> bool:
     """Return whether a module holds the drawn numbers of another in parameters of its own."""
-    start = f"{path}."
-    pairs = [
-        (p, values[f"{other}.{n.removeprefix(start)}"]) for n, p in values.items() if n.startswith(start)
-    ]
+    pairs = [(values[id(p)], values[id(q)]) for p, q in _own(module, other)]
     is_drawn = any(p.numel() > 1 and bool((p != p.flatten()[0]).any()) for p, _ in pairs)
     return is_drawn and all(are_equal(p, q) for p, q in pairs)
 
