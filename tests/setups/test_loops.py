@@ -249,6 +249,73 @@ def test_gradients_that_another_loss_adds_to_are_zeroed_in_time(tmp_path):
             assert not named.setup.step.never_zeroed
 
 
+PROBED = """
+probe = nn.Linear(8, 1)
+trunk = torch.optim.SGD(model.parameters(), lr=1e-3)
+other = torch.optim.Adam(probe.parameters(), lr=1e-3)
+for step in range(8):
+    x, y = torch.randn(6, 4), torch.randn(6, 1)
+    trunk.zero_grad()
+    {passes}
+    trunk.step()
+    if step % {every} == {every} - 1:
+        other.step()
+        other.zero_grad()
+"""
+SHARED = (
+    "h = model[:2](x); model[2](h).pow(2).mean().backward(); (probe(h.detach()) - y).pow(2).mean().backward()"
+)
+ALONE = """model(x).pow(2).mean().backward()
+    with torch.no_grad():
+        h = model[:2](x)
+    (probe(h) - y).pow(2).mean().backward()"""
+
+
+@pytest.mark.parametrize("passes", [SHARED, ALONE])
+def test_a_probe_with_an_optimizer_of_its_own_is_tested_with_what_it_reads(tmp_path, passes):
+    with recorded(tmp_path, PROBED.format(passes=passes, every=1)) as named:
+        setup = named.setup
+        assert not setup.cannot
+        assert len(setup.optimizers) == 2
+        assert setup.batch.keys() == {"x", "y"}
+        assert "derivative" in (report := normlab.check(setup)).holds
+        assert report.ok
+
+
+@pytest.mark.parametrize("passes", [SHARED, ALONE])
+def test_the_loss_of_what_no_optimizer_steps_yet_is_no_part_of_a_step(tmp_path, passes):
+    with recorded(tmp_path, PROBED.format(passes=passes, every=2)) as named:
+        setup = named.setup
+        assert not setup.cannot
+        assert setup.batch.keys() == {"x"}
+        assert "not examined" in named.facts
+        y = setup.batch["x"]
+        for part in setup.model.children():
+            y = part(y)
+        assert torch.equal(setup.loss(setup.model, setup.batch), y.pow(2).mean())
+        assert normlab.check(setup).ok
+
+
+IN_TURN = """
+other = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))
+optimizers = [torch.optim.SGD(each.parameters(), lr=1e-3) for each in (model, other)]
+for step in range(8):
+    for each in (model, other):
+        for part in range(2):
+            (each(torch.randn(6, 4)).pow(2).mean() / 2).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_of_models_that_accumulate_in_turn_the_first_is_tested(tmp_path):
+    with recorded(tmp_path, IN_TURN) as named:
+        assert named.setup.cannot.keys() == {"step"}
+        assert named.setup.model[0].out_features == 8
+        assert normlab.check(named.setup).ok
+
+
 ACCUMULATED = """
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for step in range(8):

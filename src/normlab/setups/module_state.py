@@ -87,6 +87,10 @@ class ModuleState:
         before = earlier._entries.get(key)
         self._entries[key] = before if before is not None and before.is_there else KeptValue.of(table, name)
 
+    def add_later(self, later: ModuleState) -> None:
+        """Add what a later part of the pass found, of what no earlier part has found."""
+        self._entries = later._entries | self._entries
+
     def put_back(self) -> None:
         """Let all modules hold this state."""
         for entry in self._entries.values():

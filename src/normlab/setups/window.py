@@ -48,9 +48,7 @@ def setup_from_recording(
     stepped = [event.subject for event in events if event.kind == "step"]
     held = {id(p) for optimizer in stepped for p in parameters_of(optimizer)}
     proven = proven_window(window, recording.again(window), held, {} if known is None else known)
-    cannot: dict[Ability, str] = {}
-    for each in proven:
-        cannot = {**each.cannot, **cannot}  # the reasons of the first micro-batch win
+    window, proven, cannot = _of_one_model(window, proven)
     flows = _each_with_its_own_batch([each.flow for each in proven], window)
     model = flows[0].model
     optimizers = _optimizers_of(model, events)
@@ -90,6 +88,22 @@ def setup_from_recording(
         cannot={**cannot, "rate": unknown[0]} if unknown else cannot,
     )
     return NamedSetup(f"{type(model).__name__} of {title}", setup, facts)
+
+
+def _of_one_model(
+    window: Sequence[MicroBatch], proven: Sequence[ProvenFlow]
+) -> tuple[list[MicroBatch], list[ProvenFlow], dict[Ability, str]]:
+    """Return the micro-batches of the model that the first one trains, their flows, and what cannot be done
+    with them.
+    """
+    cannot: dict[Ability, str] = {}
+    pairs = zip(window, proven, strict=True)
+    own = [(each, flow) for each, flow in pairs if flow.flow.model is proven[0].flow.model]
+    for _, each in own:
+        cannot = {**each.cannot, **cannot}  # the reasons of the first micro-batch win
+    if len(own) < len(window):
+        cannot.setdefault("step", "its passes train several models in turn, of which the first one is tested")
+    return [each for each, _ in own], [flow for _, flow in own], cannot
 
 
 class ShorterWindow(NamedTuple):
