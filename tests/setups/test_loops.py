@@ -11,6 +11,7 @@ import torch
 import normlab
 from normlab.errors import UserError
 from normlab.setups.script import setup_from_script
+from normlab.trace.optimizers import rates_of
 from normlab.trials.training import first_steps, read_course
 
 BEGIN = """
@@ -314,6 +315,31 @@ def test_of_models_that_accumulate_in_turn_the_first_is_tested(tmp_path):
         assert named.setup.cannot.keys() == {"step"}
         assert named.setup.model[0].out_features == 8
         assert normlab.check(named.setup).ok
+
+
+TWO_SCHEDULES = """
+optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=1.0)]
+schedules = torch.optim.lr_scheduler
+warm_up = schedules.LambdaLR(optimizers[1], lambda i: min(1, (i + 1) / 4))
+decay = schedules.ExponentialLR(optimizers[1], 0.5)
+for step in range(8):
+    model(torch.randn(6, 4)).pow(2).mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    warm_up.step()
+    if step % {every} == {every} - 1:
+        decay.step()
+"""
+
+
+@pytest.mark.parametrize(("every", "rates"), [(1, [0.25, 0.375, 0.5]), (4, [0.5, 0.75, 1.0])])
+def test_of_two_schedules_of_one_optimizer_those_that_a_step_moves_count(tmp_path, every, rates):
+    with recorded(tmp_path, TWO_SCHEDULES.format(every=every)) as named:
+        course = rates_of(named.setup)
+        assert ("schedule" in named.facts) == (every > 1)
+    assert [row[0] for row in course.rates[:3]] == [0.1] * 3
+    assert [row[1] for row in course.rates[:3]] == pytest.approx(rates)
 
 
 ACCUMULATED = """

@@ -70,7 +70,8 @@ def setup_from_recording(
     if not is_step_lost and not step.leads_to(given, [each.gradients for each in proven]):
         cannot["step"] = "something that was not seen changes the gradients before the optimizer gets them"
         is_step_lost = True
-    facts = {**_facts(recording, step, cannot, stepped), **_other_optimizers(seen, stepped)}
+    scheduler, of_schedule = _scheduler(recording.schedulers, optimizers, events)
+    facts = {**_facts(recording, step, cannot, stepped), **of_schedule, **_other_optimizers(seen, stepped)}
     held_elsewhere = [path for path, p in model.named_parameters() if id(p) in recording.held_elsewhere]
     unknown = [rates.unknown for rates in by_loop if rates is not None and not rates.have_a_known_peak]
     at_peak = [
@@ -82,7 +83,7 @@ def setup_from_recording(
         flows[0].batch if step.joined is None else step.joined,
         loss=flows[0].loss_of,
         optimizer=(at_peak[0] if len(at_peak) == 1 else at_peak) if at_peak else None,
-        scheduler=_scheduler(recording.schedulers, optimizers),
+        scheduler=scheduler,
         step=None if is_step_lost else step,
         declare=Declaration(frozen=tuple(held_elsewhere)),  # this step leaves them alone on purpose
         cannot={**cannot, "rate": unknown[0]} if unknown else cannot,
@@ -197,7 +198,7 @@ def _with_clips_by_hand(
 
 
 class SchedulersTogether:
-    """Several schedules, stepped as one: each optimizer of a step may have its own."""
+    """Several schedules, stepped as one: each optimizer of a step may have its own, or one of them two."""
 
     def __init__(self, schedulers: Sequence[Any]) -> None:
         self.schedulers = list(schedulers)
@@ -217,17 +218,26 @@ class SchedulersTogether:
             scheduler.load_state_dict(state)
 
 
-def _scheduler(schedulers: Sequence[Any], optimizers: Sequence[Optimizer]) -> Any:
-    """Return the schedule of these optimizers; None if there is none."""
+def _scheduler(
+    schedulers: Sequence[Any], optimizers: Sequence[Optimizer], events: Sequence[Event]
+) -> tuple[Any, dict[str, str]]:
+    """Return the schedule of these optimizers, None if there is none, and as a fact what is left out of it:
+    of several, those that this step does not step, such as one that follows after each epoch.
+    """
     # a schedule that is made of others steps them itself
     inner = {id(s) for outer in schedulers for s in getattr(outer, "_schedulers", ())}
     schedulers = [scheduler for scheduler in schedulers if id(scheduler) not in inner]
     groups = [id(optimizer.param_groups) for optimizer in optimizers]
     # a wrapper around an optimizer, such as Accelerate's, shows the groups of what it wraps
     steering = [s for s in schedulers if id(getattr(s.optimizer, "param_groups", None)) in groups]
-    if len(steering) > 1:
-        return SchedulersTogether(steering)
-    return steering[0] if steering else None
+    moved = [s for s in steering if any(e.kind == "schedule" and e.subject is s for e in events)]
+    used = moved or steering
+    facts = dict[str, str]()
+    if others := [type(s).__name__ for s in steering if all(s is not other for other in used)]:
+        facts["schedule"] = f"without {' and '.join(others)}, which this step does not step"
+    if len(used) > 1:
+        return SchedulersTogether(used), facts
+    return (used[0] if used else None), facts
 
 
 def _each_with_its_own_batch(flows: Sequence[Flow], window: Sequence[MicroBatch]) -> list[Flow]:
