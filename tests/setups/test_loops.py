@@ -12,6 +12,7 @@ import normlab
 from normlab.errors import UserError
 from normlab.setups.script import setup_from_script
 from normlab.trace.optimizers import rates_of
+from normlab.trace.restore import same_globals
 from normlab.trials.training import first_steps, read_course
 
 BEGIN = """
@@ -317,6 +318,59 @@ def test_of_models_that_accumulate_in_turn_the_first_is_tested(tmp_path):
         assert normlab.check(named.setup).ok
 
 
+BETWEEN = """
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(8):
+    optimizer.zero_grad()
+    model(torch.randn(6, 4)).pow(2).mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        {change}
+"""
+CHANGES = {
+    "scaled": "model[2].weight.mul_(0.5)",
+    "data": "model[2].weight.data[0].clamp_(max=0.01)",
+    "copied": "model[2].weight.data = torch.full_like(model[2].weight, 0.1 * step)",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_weights_that_a_script_changes_between_two_steps_are_those_of_the_first(tmp_path, change):
+    with recorded(tmp_path, BETWEEN.format(change=change)) as named:
+        assert not named.setup.cannot
+        torch.manual_seed(0)
+        first = [torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)][1]
+        assert torch.equal(named.setup.model[2].weight, first.weight)
+
+
+SHARP = """
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(8):
+    x = torch.randn(6, 4)
+    model(x).pow(2).mean().backward()
+    with torch.no_grad():
+        moves = [0.05 * p.grad for p in model.parameters()]
+        for p, move in zip(model.parameters(), moves):
+            p.add_(move)
+    optimizer.zero_grad()
+    model(x).pow(2).mean().backward()
+    with torch.no_grad():
+        for p, move in zip(model.parameters(), moves):
+            p.sub_(move)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_weights_that_a_script_changes_within_a_step_are_named_with_their_line(tmp_path):
+    with recorded(tmp_path, SHARP) as named:
+        assert named.setup.cannot.keys() == {"step"}
+        line = SHARP.split("p.add_")[0].count("\n") + BEGIN.count("\n") + 1
+        assert f"train.py:{line}" in named.setup.cannot["step"]
+        assert "0.weight" in named.setup.cannot["step"]
+        assert normlab.check(named.setup).ok
+
+
 TWO_SCHEDULES = """
 optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=1.0)]
 schedules = torch.optim.lr_scheduler
@@ -335,7 +389,7 @@ for step in range(8):
 
 @pytest.mark.parametrize(("every", "rates"), [(1, [0.25, 0.375, 0.5]), (4, [0.5, 0.75, 1.0])])
 def test_of_two_schedules_of_one_optimizer_those_that_a_step_moves_count(tmp_path, every, rates):
-    with recorded(tmp_path, TWO_SCHEDULES.format(every=every)) as named:
+    with recorded(tmp_path, TWO_SCHEDULES.format(every=every)) as named, same_globals():
         course = rates_of(named.setup)
         assert ("schedule" in named.facts) == (every > 1)
     assert [row[0] for row in course.rates[:3]] == [0.1] * 3

@@ -22,9 +22,10 @@ from normlab.setups.dataflow import DataflowRecorder
 from normlab.setups.ending import Ending, EnoughSeen
 from normlab.setups.gradients import GradientWatch, parameters_of
 from normlab.setups.held_back import HeldBack
-from normlab.setups.module_state import StateWatch
+from normlab.setups.module_state import KeptValue, StateWatch, WeightPlaces
 from normlab.setups.recording import (
     BackwardPass,
+    ChangedWeight,
     Escape,
     Event,
     MicroBatch,
@@ -50,6 +51,7 @@ class Recorder(DataflowRecorder):
         """What a ``GradScaler`` returned, by ``id``: itself, what was scaled, and by how much."""
         self._gradients = GradientWatch()
         self._states = StateWatch()
+        self._weights = WeightPlaces()
         self._held_back = HeldBack(self._step_or_end)
         self._ending = Ending()
         self._is_in_backward = False
@@ -62,10 +64,33 @@ class Recorder(DataflowRecorder):
         """
         if self._states.is_seen(module):
             return
+        self._weights.add(module)
         trained = [p for optimizer in self.recording.optimizers for p in parameters_of(optimizer)]
         self._states.before_call(module, sum(p.nbytes for p in trained))
 
     def before_write(self, tensors: Sequence[Tensor]) -> None:
+        """Look at what the script's own code is about to write to."""
+        self._keep_weights(tensors)
+        self._end_before_step_by_hand(tensors)
+
+    def _keep_weights(self, tensors: Sequence[Tensor]) -> None:
+        """Keep the weights among these that train, for the passes that have found them as they are now."""
+        passes = [each.found for each in self.recording.micro_batches]
+        if self._states.of_pass is not None:
+            passes.append(self._states.of_pass)
+        if not passes:
+            return
+        for key, place in self._weights.among(tensors).items():
+            new_to = [state for state in passes if not state.holds(*place)]
+            if not new_to:
+                continue
+            kept = KeptValue.of(*place)
+            for state in new_to:
+                state.add([kept])
+            change = ChangedWeight(kept, calling_line(), not self.recording.stepped)
+            self.recording.changed_weights.setdefault(key, change)
+
+    def _end_before_step_by_hand(self, tensors: Sequence[Tensor]) -> None:
         """End the script where its own code is about to step: where it writes to a weight that has a
         gradient, and no optimizer holds a weight of the model or has stepped copies of them.
         """

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from normlab.errors import UserError
 from normlab.setups.arguments import LEFT, Arguments, Number, value_left_at, values_in
-from normlab.setups.module_state import ModuleState
+from normlab.setups.module_state import KeptValue, ModuleState
 from normlab.setups.numbers import unfollowed
 from normlab.trace.tensors import Place
 
@@ -240,6 +240,17 @@ class Event:
     """For a step: the rate of each group of the optimizer."""
 
 
+class ChangedWeight(NamedTuple):
+    """A weight that trains, and that a script changes by hand after a pass."""
+
+    before: KeptValue
+    """What it was before it was changed first."""
+    line: str
+    """Where that was."""
+    is_within_step: bool
+    """Whether that was before an optimizer's first step."""
+
+
 @dataclass(eq=False)
 class Recording:
     """What a script showed until its first optimizer was about to change a weight."""
@@ -258,8 +269,21 @@ class Recording:
     """Where the script's own code was about to change a weight, if it had no optimizer."""
     steps_in_backward: bool = False
     """Whether optimizers are stepped by hooks, as each gradient arrives."""
+    changed_weights: dict[int, ChangedWeight] = field(default_factory=dict)
+    """By ``id``, the weights that train and that the script's own code has changed after a pass."""
     compiled: bool = False
     """Whether the script compiles something, which was run as it was written."""
+
+    def put_back(self, window: Sequence[MicroBatch]) -> None:
+        """Let modules hold what the first of these passes found, and weights what they were before the script
+        changed them; what other passes found is known from now on.
+        """
+        weights = [weight.before for weight in self.changed_weights.values()]
+        now = [KeptValue.of(weight.table, weight.name) for weight in weights]
+        for micro_batch in self.micro_batches:
+            micro_batch.found.add(now)
+        window[0].found.put_back()
+        ModuleState(weights).put_back()
 
     @property
     def stepped(self) -> list[Optimizer]:

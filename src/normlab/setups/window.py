@@ -43,7 +43,7 @@ def setup_from_recording(
     """
     recording = seen.of_optimizer(optimizer)
     window = _window_of(recording, title)
-    window[0].found.put_back()
+    recording.put_back(window)
     events = recording.events_of_first_step
     stepped = [event.subject for event in events if event.kind == "step"]
     held = {id(p) for optimizer in stepped for p in parameters_of(optimizer)}
@@ -53,7 +53,7 @@ def setup_from_recording(
     model = flows[0].model
     optimizers = _optimizers_of(model, events)
     events, by_hand = _with_clips_by_hand(recording, events, stepped)
-    if why := _why_the_step_is_lost(recording, optimizers, by_hand):
+    if why := _why_the_step_is_lost(recording, model, optimizers, by_hand):
         cannot["step"] = why
     by_loop = [rates_by_hand(recording, optimizer) for optimizer in optimizers]
     step = WindowStep(
@@ -162,7 +162,9 @@ def _optimizers_of(model: nn.Module, events: Sequence[Event]) -> list[Optimizer]
     return holding or [event.subject for event in steps if not event.has_gradients]
 
 
-def _why_the_step_is_lost(recording: Recording, optimizers: Sequence[Optimizer], by_hand: str) -> str:
+def _why_the_step_is_lost(
+    recording: Recording, model: nn.Module, optimizers: Sequence[Optimizer], by_hand: str
+) -> str:
     """Return why the step as such cannot be computed again; empty if it can. ``by_hand`` says what a script
     does to gradients that cannot be repeated.
     """
@@ -170,7 +172,22 @@ def _why_the_step_is_lost(recording: Recording, optimizers: Sequence[Optimizer],
         return "the optimizer that is stepped holds none of the parameters of the model"
     if recording.steps_in_backward:
         return "optimizers are stepped inside of the backward pass, as each gradient arrives"
-    return by_hand
+    return _weights_changed_within_step(recording, model) or by_hand
+
+
+def _weights_changed_within_step(recording: Recording, model: nn.Module) -> str:
+    """Return what of a model the script changes by hand within a step, and where; empty if nothing."""
+    paths = {id(p): path for path, p in model.named_parameters()}
+    changes = {
+        paths[key]: weight.line
+        for key, weight in recording.changed_weights.items()
+        if weight.is_within_step and key in paths
+    }
+    if not changes:
+        return ""
+    path, line = next(iter(changes.items()))
+    changed = f"{count(len(changes), 'weight')} by hand within the step, such as {path}"
+    return f"{line} changes {changed}; its loss and gradient are tested at the weights before that"
 
 
 def _with_clips_by_hand(
