@@ -174,6 +174,48 @@ def test_weights_detached_in_the_loss_define_it_whatever_number_is_added(added: 
     assert (report.holds == ("derivative",)) is holds
 
 
+class Probed(Decoder):
+    """Classifies what its last block gives, which is no part of its training."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.probe = nn.Linear(DIM, 3)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        return self.head(x), self.probe(x.detach())
+
+
+def of_both(model: nn.Module, ids: Tensor) -> Tensor:
+    logits, classes = model(ids[:, :-1])
+    probed = F.cross_entropy(classes.transpose(1, 2), ids[:, 1:] % 3)
+    return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:]) + probed
+
+
+def optimizers(*parts: str) -> Any:
+    """One optimizer for each part of a model, and one for all the rest."""
+
+    def made(model: nn.Module) -> list[torch.optim.Optimizer]:
+        of_parts = [[p for n, p in model.named_parameters() if n.startswith(part)] for part in parts]
+        held = {id(p) for some in of_parts for p in some}
+        rest = [p for p in model.parameters() if id(p) not in held]
+        return [torch.optim.SGD(some, lr=1e-3) for some in (*of_parts, rest)]
+
+    return made
+
+
+@pytest.mark.parametrize(("parts", "holds"), [(["probe"], True), ([], False), (["blocks"], False)])
+def test_what_a_probe_with_its_own_optimizer_reads_is_a_constant(parts: list[str], *, holds: bool):
+    torch.manual_seed(0)
+    names = ("derivative", "explained")
+    report = report_of(*names, model=Probed(), loss=of_both, optimizer=optimizers(*parts))
+    assert report.holds == (names if holds else ("explained",))
+    assert [(n.property, n.module) for n in report.notes] == ([("derivative", "loss")] if holds else [])
+
+
 def test_a_part_that_is_detached_beside_another_is_no_term_of_the_loss():
     def bounded(model: nn.Module, ids: Tensor) -> Tensor:
         mean, spread = model(ids[:, :-1])[..., 1:].chunk(2, -1)

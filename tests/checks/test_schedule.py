@@ -103,6 +103,23 @@ def test_a_faulty_schedule_is_named(make: Callable[[Optimizer], Any], steps: int
     assert first(report) == ("schedule", "scheduler")
 
 
+def of_two(model: nn.Module) -> list[Optimizer]:
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    return [torch.optim.SGD(matrices, lr=0.1), AdamW(vectors, lr=1e-3, weight_decay=0.0)]
+
+
+def cosine_of_second(optimizers: list[Optimizer]) -> CosineAnnealingLR:
+    return CosineAnnealingLR(optimizers[1], 50)
+
+
+@pytest.mark.parametrize(("planned", "fails"), [(50, False), (100, True)])
+def test_a_constant_rate_of_another_optimizer_hides_no_schedule(planned: int, *, fails: bool):
+    torch.manual_seed(0)
+    setup = {"optimizer": of_two, "scheduler": cosine_of_second, "declare": {"steps": planned}}
+    assert bool(report_of("schedule", model=Decoder(), **setup).failures) == fails
+
+
 @pytest.mark.parametrize("order", ["step,schedule,schedule", "schedule,step"])
 def test_the_scheduler_is_stepped_once_after_the_optimizer(order: str):
     def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:

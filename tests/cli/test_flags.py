@@ -53,7 +53,7 @@ OWN = {
     "run report": "of page runs",
     "diagnose": f"{SOURCE} blocks branches tokens preset checkpoints step optimizer flight fail_on",
     "check": (
-        f"{SOURCE} budget_s declared allow baseline checkpoints step optimizer tokens junit sarif "
+        f"{SOURCE} budget declared allow baseline checkpoints step optimizer tokens junit sarif "
         "trust_remote_code shrink no_shrink ranks"
     ),
     "judge": (

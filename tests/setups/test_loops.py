@@ -11,6 +11,8 @@ import torch
 import normlab
 from normlab.errors import UserError
 from normlab.setups.script import setup_from_script
+from normlab.trace.rates import rates_of
+from normlab.trace.restore import same_globals
 from normlab.trials.course import read_course
 from normlab.trials.training import first_steps
 
@@ -248,6 +250,151 @@ def test_gradients_that_another_loss_adds_to_are_zeroed_in_time(tmp_path):
     for number in (1, 2):
         with recorded(tmp_path, code, optimizer=number) as named:
             assert not named.setup.step.never_zeroed
+
+
+PROBED = """
+probe = nn.Linear(8, 1)
+trunk = torch.optim.SGD(model.parameters(), lr=1e-3)
+other = torch.optim.Adam(probe.parameters(), lr=1e-3)
+for step in range(8):
+    x, y = torch.randn(6, 4), torch.randn(6, 1)
+    trunk.zero_grad()
+    {passes}
+    trunk.step()
+    if step % {every} == {every} - 1:
+        other.step()
+        other.zero_grad()
+"""
+SHARED = (
+    "h = model[:2](x); model[2](h).pow(2).mean().backward(); (probe(h.detach()) - y).pow(2).mean().backward()"
+)
+ALONE = """model(x).pow(2).mean().backward()
+    with torch.no_grad():
+        h = model[:2](x)
+    (probe(h) - y).pow(2).mean().backward()"""
+
+
+@pytest.mark.parametrize("passes", [SHARED, ALONE])
+def test_a_probe_with_an_optimizer_of_its_own_is_tested_with_what_it_reads(tmp_path, passes):
+    with recorded(tmp_path, PROBED.format(passes=passes, every=1)) as named:
+        setup = named.setup
+        assert not setup.cannot
+        assert len(setup.optimizers) == 2
+        assert setup.batch.keys() == {"x", "y"}
+        assert "derivative" in (report := normlab.check(setup)).holds
+        assert report.ok
+
+
+@pytest.mark.parametrize("passes", [SHARED, ALONE])
+def test_the_loss_of_what_no_optimizer_steps_yet_is_no_part_of_a_step(tmp_path, passes):
+    with recorded(tmp_path, PROBED.format(passes=passes, every=2)) as named:
+        setup = named.setup
+        assert not setup.cannot
+        assert setup.batch.keys() == {"x"}
+        assert "not examined" in named.facts
+        y = setup.batch["x"]
+        for part in setup.model.children():
+            y = part(y)
+        assert torch.equal(setup.loss(setup.model, setup.batch), y.pow(2).mean())
+        assert normlab.check(setup).ok
+
+
+IN_TURN = """
+other = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))
+optimizers = [torch.optim.SGD(each.parameters(), lr=1e-3) for each in (model, other)]
+for step in range(8):
+    for each in (model, other):
+        for part in range(2):
+            (each(torch.randn(6, 4)).pow(2).mean() / 2).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_of_models_that_accumulate_in_turn_the_first_is_tested(tmp_path):
+    with recorded(tmp_path, IN_TURN) as named:
+        assert named.setup.cannot.keys() == {"step"}
+        assert named.setup.model[0].out_features == 8
+        assert normlab.check(named.setup).ok
+
+
+BETWEEN = """
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(8):
+    optimizer.zero_grad()
+    model(torch.randn(6, 4)).pow(2).mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        {change}
+"""
+CHANGES = {
+    "scaled": "model[2].weight.mul_(0.5)",
+    "data": "model[2].weight.data[0].clamp_(max=0.01)",
+    "copied": "model[2].weight.data = torch.full_like(model[2].weight, 0.1 * step)",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_weights_that_a_script_changes_between_two_steps_are_those_of_the_first(tmp_path, change):
+    with recorded(tmp_path, BETWEEN.format(change=change)) as named:
+        assert not named.setup.cannot
+        torch.manual_seed(0)
+        first = [torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)][1]
+        assert torch.equal(named.setup.model[2].weight, first.weight)
+
+
+SHARP = """
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(8):
+    x = torch.randn(6, 4)
+    model(x).pow(2).mean().backward()
+    with torch.no_grad():
+        moves = [0.05 * p.grad for p in model.parameters()]
+        for p, move in zip(model.parameters(), moves):
+            p.add_(move)
+    optimizer.zero_grad()
+    model(x).pow(2).mean().backward()
+    with torch.no_grad():
+        for p, move in zip(model.parameters(), moves):
+            p.sub_(move)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_weights_that_a_script_changes_within_a_step_are_named_with_their_line(tmp_path):
+    with recorded(tmp_path, SHARP) as named:
+        assert named.setup.cannot.keys() == {"step"}
+        line = SHARP.split("p.add_")[0].count("\n") + BEGIN.count("\n") + 1
+        assert f"train.py:{line}" in named.setup.cannot["step"]
+        assert "0.weight" in named.setup.cannot["step"]
+        assert normlab.check(named.setup).ok
+
+
+TWO_SCHEDULES = """
+optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=1.0)]
+schedules = torch.optim.lr_scheduler
+warm_up = schedules.LambdaLR(optimizers[1], lambda i: min(1, (i + 1) / 4))
+decay = schedules.ExponentialLR(optimizers[1], 0.5)
+for step in range(8):
+    model(torch.randn(6, 4)).pow(2).mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    warm_up.step()
+    if step % {every} == {every} - 1:
+        decay.step()
+"""
+
+
+@pytest.mark.parametrize(("every", "rates"), [(1, [0.25, 0.375, 0.5]), (4, [0.5, 0.75, 1.0])])
+def test_of_two_schedules_of_one_optimizer_those_that_a_step_moves_count(tmp_path, every, rates):
+    with recorded(tmp_path, TWO_SCHEDULES.format(every=every)) as named, same_globals():
+        course = rates_of(named.setup)
+        assert ("schedule" in named.facts) == (every > 1)
+    assert [row[0] for row in course.rates[:3]] == [0.1] * 3
+    assert [row[1] for row in course.rates[:3]] == pytest.approx(rates)
 
 
 ACCUMULATED = """

@@ -81,3 +81,12 @@ def test_a_class_of_a_script_is_shown_though_the_script_has_ended(tmp_path, monk
         found = sources(named.setup, ["up.weight", "optimizer"])
     assert found["up.weight"] == {"file": "train.py", "line": 5}
     assert found["optimizer"] == {"file": "train.py", "line": 5, "is_stand_in": True}
+
+
+def test_code_outside_of_the_current_folder_is_shown_by_its_whole_path(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with setup_from_script("../train.py") as named:
+        found = sources(named.setup, ["up.weight"])
+    assert found["up.weight"] == {"file": (tmp_path / "train.py").as_posix(), "line": 5}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -26,6 +26,7 @@ from normlab.trace.gradients import (
     Found,
     asleep,
     constant_terms,
+    cuts_between,
     hole,
     lost_results,
     silent_parameters,
@@ -81,6 +82,10 @@ def _apart(step: StepUnderTest, trace: Trace, left_out: Callable[[str], bool]) -
         where = count(len(by_library), "module")
         say = f"the gradient leaves out what a library detaches in {where}, as it builds them"
         yield note(by_library[0], f"{say}; declare detached= to say that this is meant")
+        return
+    if _is_derivative_where_joined(trace, _cut_between_optimizers(step, trace), left_out):
+        say = "what one optimizer trains reads what another one trains as a constant, in a term of its own"
+        yield note("loss", say)
         return
     if _is_loss_itself_detached(trace, left_out):
         yield note(
@@ -142,15 +147,48 @@ def _is_loss_itself_detached(trace: Trace, left_out: Callable[[str], bool]) -> b
     """
     with suppress(Exception):  # with a graph, a model may not run where it writes to its weights
         places = _cut_in_loss(trace)
-        before = trace.undone or (lambda *_: False)
-        joined = trace.again(undone=lambda *place: place in places or before(*place))
-        all_joined = Along(joined, left_out).all
-        if not places or all_joined.error > 1e-3 * all_joined.expected or all_joined.disagrees:
+        if not _is_derivative_where_joined(trace, places, left_out):
             return False
         divergences = {"functions": (DIVERGENCE,)}
+        joined = _joined(trace, places)
         with joined.with_graph(**divergences) as passed, trace.with_graph(**divergences) as as_it_is:
             return constant_terms(as_it_is) == constant_terms(passed)
     return False
+
+
+def _joined(trace: Trace, places: Collection[tuple[str, str]]) -> Trace:
+    """Return the step with the graph left whole at these places, too."""
+    before = trace.undone or (lambda *_: False)
+    return trace.again(undone=lambda *place: place in places or before(*place))
+
+
+def _is_derivative_where_joined(
+    trace: Trace, places: Collection[tuple[str, str]], left_out: Callable[[str], bool]
+) -> bool:
+    """Return whether the gradient is the derivative where nothing is cut off at these places."""
+    if not places:
+        return False
+    moved = Along(_joined(trace, places), left_out).all
+    return moved.error <= 1e-3 * moved.expected and not moved.disagrees
+
+
+def _cut_between_optimizers(step: StepUnderTest, trace: Trace) -> set[tuple[str, str]]:
+    """Return the places, by module and file, that cut off what only such terms of the loss read as train
+    nothing that an optimizer of what is cut off holds: a probe, or a head for values, with its own optimizer.
+    """
+    with suppress(Exception):  # with a graph, a model may not run where it writes to its weights
+        model, optimizers = step.whole_step.handed
+        names = {id(p): name for name, p in model.named_parameters()}
+        held_by = {
+            names[id(p)]: number
+            for number, optimizer in enumerate(optimizers)
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if id(p) in names
+        }
+        if len({*held_by.values()}) > 1:
+            return cuts_between(trace, held_by)
+    return set()
 
 
 def _cut_in_loss(trace: Trace) -> set[tuple[str, str]]:

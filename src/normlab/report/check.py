@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
@@ -172,7 +173,8 @@ def _result(
     if found["module"]:
         place["logicalLocations"] = [{"fullyQualifiedName": found["module"], "kind": "module"}]
     if source := one.get("sources", {}).get(found["module"]):
-        artifact, region = {"uri": source["file"]}, {"startLine": source["line"]}
+        file, region = Path(source["file"]), {"startLine": source["line"]}
+        artifact = {"uri": file.as_uri() if file.is_absolute() else source["file"]}
         place["physicalLocation"] = {"artifactLocation": artifact, "region": region}
     return {
         "ruleId": found["property"],

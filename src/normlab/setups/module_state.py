@@ -1,5 +1,5 @@
-"""What modules hold beside the weights that train, as a pass of the model found it: buffers, frozen tensors
-and plain numbers, truths and nothing.
+"""What modules hold, as a pass of the model found it: buffers, frozen tensors and plain numbers, truths and
+nothing; and of the weights that train those that the script changes by hand.
 
 A script may change these between two steps, as one that balances its experts by hand does, and a module in
 each call, as a codebook of moving averages does. A recorded pass can only be computed again from what it
@@ -87,6 +87,18 @@ class ModuleState:
         before = earlier._entries.get(key)
         self._entries[key] = before if before is not None and before.is_there else KeptValue.of(table, name)
 
+    def holds(self, table: dict[str, Any], name: str) -> bool:
+        """Return whether it is known what stood in a place."""
+        return (id(table), name) in self._entries
+
+    def add(self, entries: Iterable[KeptValue]) -> None:
+        """Add these values, unless something is known to have stood in their places."""
+        self._entries = {(id(entry.table), entry.name): entry for entry in entries} | self._entries
+
+    def add_later(self, later: ModuleState) -> None:
+        """Add what a later part of the pass found, of what no earlier part has found."""
+        self._entries = later._entries | self._entries
+
     def put_back(self) -> None:
         """Let all modules hold this state."""
         for entry in self._entries.values():
@@ -125,11 +137,45 @@ class StateWatch:
         self._seen[id(module)] = torch.is_grad_enabled()
         self._state.keep(module, self._earlier, most_bytes)
 
+    @property
+    def of_pass(self) -> ModuleState | None:
+        """The state that the pass found which is under way; None if it has called no module yet."""
+        return self._state if self._seen else None
+
     def end_pass(self) -> ModuleState:
         """Return the state that the pass found which ends now."""
         self._earlier, self._state = self._state, ModuleState()
         self._seen.clear()
         return self._earlier
+
+
+class WeightPlaces:
+    """Where the parameters that train lie in the modules that a script has called."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[dict[str, Any], str]] = {}
+        """By ``id`` of a parameter, the table of its module and its name there."""
+        self._in_memory: dict[int, set[int]] = {}
+        """By the place of their numbers in memory, the ids of parameters."""
+
+    def add(self, module: nn.Module) -> None:
+        """Add the parameters of a module and of those in it."""
+        for part in module.modules():
+            for name, p in part._parameters.items():
+                if p is not None and p.requires_grad and _can_be_copied(p) and id(p) not in self._places:
+                    self._places[id(p)] = part._parameters, name
+                    self._in_memory.setdefault(p.untyped_storage().data_ptr(), set()).add(id(p))
+
+    def among(self, tensors: Iterable[Tensor]) -> dict[int, tuple[dict[str, Any], str]]:
+        """Return the places of the parameters that these tensors are, or share their numbers with, by id."""
+        ids = set[int]()
+        for x in tensors:
+            # what is written to may be ``p.data``, another tensor of the same numbers
+            ids |= {id(x)} if id(x) in self._places else self._sharing(x)
+        return {key: self._places[key] for key in ids}
+
+    def _sharing(self, x: Tensor) -> set[int]:
+        return self._in_memory.get(x.untyped_storage().data_ptr(), set()) if _can_be_copied(x) else set()
 
 
 def _is_state(value: Any) -> bool:

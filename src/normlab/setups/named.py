@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from normlab.setups.callers import is_library
 from normlab.setups.setup import Setup
 from normlab.trace.tensors import unwrap
 
@@ -35,8 +36,8 @@ def sources(setup: Setup, places: Iterable[str]) -> dict[str, dict[str, str | in
     """Return ``file`` and ``line`` of each place: of the function behind "loss", "step" and the like, or of
     the class of a module.
 
-    If a class is not in the current folder, as ``nn.Linear``, the nearest enclosing module whose class is
-    stands in for it; if there is none, the model's own class does, as a file below its package. The model's
+    If a class is a library's, as ``nn.Linear``, the nearest enclosing module whose class is the user's stands
+    in for it; if there is none, the model's own class does, as a file below its package. The model's
     class also stands in for what no function of the user's makes, such as an optimizer of torch, which
     ``is_stand_in`` says.
     """
@@ -62,7 +63,7 @@ def _line_of_module(model: nn.Module, path: str) -> dict[str, str | int]:
 
 
 def _line(code: Any) -> dict[str, str | int] | None:
-    """Return the place of a function or class if it is in a file in the current folder."""
+    """Return the place of a function or class if it is in a file of the user's."""
     if isinstance(code, type):
         return _line_of_class(code)
     with suppress(OSError, TypeError):  # no source, or built in
@@ -90,7 +91,9 @@ def _line_of_class(cls: type) -> dict[str, str | int] | None:
 
 
 def _place(file: str, line: int) -> dict[str, str | int] | None:
-    path = Path(file).resolve()
-    if not path.is_relative_to(Path.cwd()):
+    """Return the place of a line, unless it is in a library; below the current folder, as seen from there."""
+    path, here = Path(file).resolve(), Path.cwd()
+    if not path.is_file() or is_library(file) or is_library(str(path)):
         return None
-    return {"file": path.relative_to(Path.cwd()).as_posix(), "line": max(line, 1)}
+    shown = path.relative_to(here) if path.is_relative_to(here) else path
+    return {"file": shown.as_posix(), "line": max(line, 1)}

@@ -7,8 +7,9 @@ noted and left out, so the script goes on with the weights that it has.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import dropwhile
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from normlab.setups.dataflow import DataflowRecorder
 from normlab.setups.ending import Ending, EnoughSeen
 from normlab.setups.gradients import GradientWatch, parameters_of
 from normlab.setups.held_back import HeldBack
-from normlab.setups.module_state import StateWatch
+from normlab.setups.module_state import KeptValue, StateWatch, WeightPlaces
 from normlab.setups.recording import (
+    BackwardPass,
+    ChangedWeight,
     Escape,
     Event,
     MicroBatch,
@@ -48,6 +51,7 @@ class Recorder(DataflowRecorder):
         """What a ``GradScaler`` returned, by ``id``: itself, what was scaled, and by how much."""
         self._gradients = GradientWatch()
         self._states = StateWatch()
+        self._weights = WeightPlaces()
         self._held_back = HeldBack(self._step_or_end)
         self._ending = Ending()
         self._is_in_backward = False
@@ -60,10 +64,33 @@ class Recorder(DataflowRecorder):
         """
         if self._states.is_seen(module):
             return
+        self._weights.add(module)
         trained = [p for optimizer in self.recording.optimizers for p in parameters_of(optimizer)]
         self._states.before_call(module, sum(p.nbytes for p in trained))
 
     def before_write(self, tensors: Sequence[Tensor]) -> None:
+        """Look at what the script's own code is about to write to."""
+        self._keep_weights(tensors)
+        self._end_before_step_by_hand(tensors)
+
+    def _keep_weights(self, tensors: Sequence[Tensor]) -> None:
+        """Keep the weights among these that train, for the passes that have found them as they are now."""
+        passes = [each.found for each in self.recording.micro_batches]
+        if self._states.of_pass is not None:
+            passes.append(self._states.of_pass)
+        if not passes:
+            return
+        for key, place in self._weights.among(tensors).items():
+            new_to = [state for state in passes if not state.holds(*place)]
+            if not new_to:
+                continue
+            kept = KeptValue.of(*place)
+            for state in new_to:
+                state.add([kept])
+            change = ChangedWeight(kept, calling_line(), not self.recording.stepped)
+            self.recording.changed_weights.setdefault(key, change)
+
+    def _end_before_step_by_hand(self, tensors: Sequence[Tensor]) -> None:
         """End the script where its own code is about to step: where it writes to a weight that has a
         gradient, and no optimizer holds a weight of the model or has stepped copies of them.
         """
@@ -92,7 +119,7 @@ class Recorder(DataflowRecorder):
             return original(loss, *args, **kwargs)
         with self.paused():
             self._look_at_gradients()
-            micro_batch = self._end_micro_batch(loss)
+            micro_batch, number = self._end_micro_batch(loss)
             before = self._gradients.seen
             self._is_in_backward = True
             try:
@@ -102,8 +129,7 @@ class Recorder(DataflowRecorder):
             if self.recording.steps_in_backward:
                 micro_batch.watched = frozenset()  # their gradients may be gone
             self._copy_gradients()
-            for key, gradient in self._gradients.added(before).items():
-                micro_batch.add_gradient(key, gradient)
+            self._add_pass(micro_batch, number, self._gradients.added(before))
         return result
 
     def gradient(
@@ -120,23 +146,31 @@ class Recorder(DataflowRecorder):
         ):
             return original(outputs, inputs, *args, **kwargs)
         with self.paused():
-            micro_batch = self._end_micro_batch(outputs)
+            micro_batch, number = self._end_micro_batch(outputs)
             self._gradients.add(wanted)
             result = original(outputs, inputs, *args, **kwargs)
-            for parameter, gradient in zip(wanted, result, strict=True):
-                if gradient is not None:
-                    micro_batch.add_gradient(id(parameter), gradient.detach().clone())
+            given = zip(wanted, result, strict=True)
+            gradients = {id(p): gradient.detach().clone() for p, gradient in given if gradient is not None}
+            self._add_pass(micro_batch, number, gradients)
         return result
 
-    def _end_micro_batch(self, loss: Tensor) -> MicroBatch:
-        """Return the micro-batch whose backward pass begins from this loss."""
+    @staticmethod
+    def _add_pass(micro_batch: MicroBatch, loss: Number, gradients: Mapping[int, Tensor]) -> None:
+        """Note a backward pass, and what it gave."""
+        for key, gradient in gradients.items():
+            micro_batch.add_gradient(key, gradient)
+        reached = frozenset(key for key, gradient in gradients.items() if gradient.any())
+        micro_batch.passes.append(BackwardPass(loss, reached))
+
+    def _end_micro_batch(self, loss: Tensor) -> tuple[MicroBatch, Number]:
+        """Return the micro-batch whose backward pass begins from this loss, and the value that this is."""
         self.names.look(self.values.known)
         _, unscaled, scale = self._scaled.get(id(loss), (loss, loss, 1.0))
         for call in self._calls:
             if call.module is not None:
                 self._gradients.add(p for p in call.module.parameters() if p.requires_grad)
         number = self.values.number(unscaled)
-        micro_batch = self._continued(number)
+        micro_batch = self._continued(number, scale)
         if micro_batch is None:
             micro_batch = self._new_micro_batch(unscaled, number, scale)
         else:
@@ -145,7 +179,7 @@ class Recorder(DataflowRecorder):
         self._lines_of_names.clear()
         micro_batch.watched = frozenset(self._gradients.parameters)
         self._calls, self._escapes = list[RecordedCall](), list[Escape]()
-        return micro_batch
+        return micro_batch, number
 
     def _new_micro_batch(self, loss: Tensor, number: Number, scale: float) -> MicroBatch:
         micro_batch = MicroBatch(
@@ -166,20 +200,39 @@ class Recorder(DataflowRecorder):
         self.note(Event("backward", micro_batch))
         return micro_batch
 
-    def _continued(self, loss: Number) -> MicroBatch | None:
-        """Return the micro-batch before, if this loss is a second one of the same passes of the model; two
-        backward passes through one forward pass have the gradient of the sum of their losses.
+    def _continued(self, loss: Number, scale: float) -> MicroBatch | None:
+        """Return the micro-batch before, if this loss is a second one of the same passes of the model, or one
+        of modules that the pass before does not train. Either way two backward passes have the gradient of
+        the sum of their losses.
         """
-        events = self.recording.events
-        if not events or events[-1].kind != "backward":
+        own = {
+            id(p)
+            for call in self._calls
+            if call.module is not None and call.surroundings.gradients
+            for p in call.module.parameters()
+            if p.requires_grad
+        }
+        # what another loss trains may be zeroed in between
+        others = dropwhile(lambda e: e.kind == "zero" and own >= {id(p) for p in e.subject}, self._latest)
+        event = next(others, None)
+        if event is None or event.kind != "backward":
             return None
-        earlier: MicroBatch = events[-1].subject
+        earlier: MicroBatch = event.subject
+        if earlier.scale != scale:
+            return None
+        if own and own.isdisjoint(key for each in earlier.passes for key in each.reached):
+            return earlier
         made = {number for call in earlier.calls for number in call.results}
-        if earlier.scale != 1 or made.isdisjoint(sources(self._calls, [loss])):
+        if scale != 1 or made.isdisjoint(sources(self._calls, [loss])):
             return None
         # a batch that was made before the first backward pass is read by all micro-batches, which are several
         of_model = {n for call in model_calls(earlier.calls) for n in call.results}
         return None if of_model.isdisjoint(sources(self._calls, [loss])) else earlier
+
+    @property
+    def _latest(self) -> Iterator[Event]:
+        """What the loop did, the last first."""
+        return reversed(self.recording.events)
 
     def _continue(self, micro_batch: MicroBatch, loss: Tensor, number: Number) -> None:
         """Let a micro-batch go on: its loss is the sum of the one before and of this one."""
@@ -201,6 +254,12 @@ class Recorder(DataflowRecorder):
         micro_batch.tensors.update(self.values.all())
         micro_batch.before.update(self.values.before)
         micro_batch.escapes += self._escapes
+        micro_batch.names = self.names.of_tensors | micro_batch.names
+        micro_batch.module_names = self.names.of_modules | micro_batch.module_names
+        micro_batch.loaded |= self.values.loaded
+        micro_batch.made |= set(self.values.made_of_none)
+        micro_batch.sized |= set(self.values.sized)
+        micro_batch.found.add_later(self._states.end_pass())
 
     def scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
         """Let a ``GradScaler`` scale a loss; the scale is the step's, not the loss's."""

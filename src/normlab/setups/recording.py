@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import dropwhile, takewhile
 from math import isclose
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from normlab.errors import UserError
 from normlab.setups.arguments import LEFT, Arguments, Number, value_left_at, values_in
-from normlab.setups.module_state import ModuleState
+from normlab.setups.module_state import KeptValue, ModuleState
 from normlab.setups.numbers import unfollowed
 from normlab.trace.tensors import Place
 
@@ -148,9 +148,18 @@ class Escape:
         return "the condition" if is_condition else f"{self.function.__name__.strip('_')}()"
 
 
+class BackwardPass(NamedTuple):
+    """One backward pass."""
+
+    loss: Number
+    """The value from which it began."""
+    reached: frozenset[int]
+    """By ``id``, the parameters to which it gave a gradient."""
+
+
 @dataclass(eq=False)
 class MicroBatch:
-    """What led to one backward pass."""
+    """What led to one backward pass, or to several through one forward pass."""
 
     calls: list[RecordedCall]
     loss: Number
@@ -180,6 +189,8 @@ class MicroBatch:
     """By ``id`` of the parameter: what this backward pass added to its gradient."""
     found: ModuleState = field(default_factory=ModuleState)
     """What its modules held before they were called."""
+    passes: list[BackwardPass] = field(default_factory=list)
+    """Each backward pass through what was computed here; there are several where several losses share it."""
 
     def value(self, number: Number) -> Any:
         """Return a value as it was when it was used."""
@@ -189,6 +200,15 @@ class MicroBatch:
         """Return the micro-batch as if nobody had looked at the gradients of these parameters."""
         gradients = {key: x for key, x in self.gradients.items() if key not in parameters}
         return replace(self, gradients=gradients, watched=self.watched.difference(parameters))
+
+    def without_passes_of(self, parameters: Collection[int]) -> MicroBatch | None:
+        """Return the micro-batch with the loss of those passes alone that give a gradient to more than these
+        parameters; None if there is none, itself if there are several.
+        """
+        others = [each for each in self.passes if not each.reached or not each.reached.issubset(parameters)]
+        if len(others) == 1:
+            return replace(self, loss=others[0].loss, passes=others)
+        return self if others or not self.passes else None
 
     def add_gradient(self, parameter: int, gradient: Tensor) -> None:
         """Add what one backward pass gave."""
@@ -220,6 +240,17 @@ class Event:
     """For a step: the rate of each group of the optimizer."""
 
 
+class ChangedWeight(NamedTuple):
+    """A weight that trains, and that a script changes by hand after a pass."""
+
+    before: KeptValue
+    """What it was before it was changed first."""
+    line: str
+    """Where that was."""
+    is_within_step: bool
+    """Whether that was before an optimizer's first step."""
+
+
 @dataclass(eq=False)
 class Recording:
     """What a script showed until its first optimizer was about to change a weight."""
@@ -238,8 +269,21 @@ class Recording:
     """Where the script's own code was about to change a weight, if it had no optimizer."""
     steps_in_backward: bool = False
     """Whether optimizers are stepped by hooks, as each gradient arrives."""
+    changed_weights: dict[int, ChangedWeight] = field(default_factory=dict)
+    """By ``id``, the weights that train and that the script's own code has changed after a pass."""
     compiled: bool = False
     """Whether the script compiles something, which was run as it was written."""
+
+    def put_back(self, window: Sequence[MicroBatch]) -> None:
+        """Let modules hold what the first of these passes found, and weights what they were before the script
+        changed them; what other passes found is known from now on.
+        """
+        weights = [weight.before for weight in self.changed_weights.values()]
+        now = [KeptValue.of(weight.table, weight.name) for weight in weights]
+        for micro_batch in self.micro_batches:
+            micro_batch.found.add(now)
+        window[0].found.put_back()
+        ModuleState(weights).put_back()
 
     @property
     def stepped(self) -> list[Optimizer]:
@@ -249,12 +293,12 @@ class Recording:
 
     def of_optimizer(self, number: int) -> Recording:
         """Return what leads to the first step of one optimizer, by its number among these: the passes since
-        another one stepped.
+        another one stepped, but for those that only lead to a step of another one, later on.
 
         Raises UserError if so many were not stepped.
         """
         if number == 1 or not self.stepped:
-            return self
+            return self._without_passes_of_others()
         if not 0 < number <= len(self.stepped):
             raise UserError(
                 f"optimizer {number} was asked for, but the script steps {len(self.stepped)}; they are "
@@ -271,12 +315,33 @@ class Recording:
                 step_of_others = place + 1
         events = self.events[begin:]
         passes = [event.subject for event in events if event.kind == "backward"]
-        return replace(self, events=events, micro_batches=passes)
+        return replace(self, events=events, micro_batches=passes)._without_passes_of_others()
+
+    def _without_passes_of_others(self) -> Recording:
+        """Return the same without the passes before a step of these optimizers that reach only what others
+        hold, as those of a probe that is stepped less often.
+        """
+        elsewhere, stepped = self.held_elsewhere, self._stepped_first
+        events, window = list[Event](), list[Event]()
+        for event in self.events:
+            window.append(event)
+            if event.kind == "step":
+                is_own = any(event.subject is optimizer for optimizer in stepped)
+                events += _without_passes_of(window, elsewhere) if is_own else window
+                window = list[Event]()
+        events += window
+        passes = [event.subject for event in events if event.kind == "backward"]
+        return replace(self, events=events, micro_batches=passes) if elsewhere else self
+
+    @property
+    def _stepped_first(self) -> list[Optimizer]:
+        """The optimizers that step in the first step."""
+        return [event.subject for event in self.events_of_first_step if event.kind == "step"]
 
     @property
     def held_elsewhere(self) -> set[int]:
         """The parameters, by ``id``, that only optimizers hold which make no step in the first window."""
-        stepped = [event.subject for event in self.events_of_first_step if event.kind == "step"]
+        stepped = self._stepped_first
         held = {id(p) for optimizer in stepped for g in optimizer.param_groups for p in g["params"]}
         known = {id(p) for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]}
         return known - held
@@ -356,7 +421,7 @@ class Recording:
         """The parameters, by ``id``, to whose gradients the next step of the same optimizers adds, as nothing
         zeroes them or sets them anew after the first one. None if no next step was seen.
         """
-        stepped = [event.subject for event in self.events_of_first_step if event.kind == "step"]
+        stepped = self._stepped_first
         zeroed, has_passed = set[int](), False
         after = list(dropwhile(lambda event: event.kind != "step", self.events))[1:]
         for event in after:
@@ -389,6 +454,19 @@ class Recording:
             stepped |= event.kind == "step"
             events.append(event)
         return events
+
+
+def _without_passes_of(window: Sequence[Event], parameters: Collection[int]) -> Sequence[Event]:
+    """Return the events before a step without the backward passes that reach these parameters alone, unless
+    all do.
+    """
+    events = list[Event]()
+    for event in window:
+        if event.kind != "backward" or event.subject is None:
+            events.append(event)
+        elif (micro_batch := event.subject.without_passes_of(parameters)) is not None:
+            events.append(replace(event, subject=micro_batch))
+    return events if any(event.kind == "backward" for event in events) else window
 
 
 def ancestors(calls: Sequence[RecordedCall], number: Number) -> list[RecordedCall]:

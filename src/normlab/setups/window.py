@@ -43,19 +43,17 @@ def setup_from_recording(
     """
     recording = seen.of_optimizer(optimizer)
     window = _window_of(recording, title)
-    window[0].found.put_back()
+    recording.put_back(window)
     events = recording.events_of_first_step
     stepped = [event.subject for event in events if event.kind == "step"]
     held = {id(p) for optimizer in stepped for p in parameters_of(optimizer)}
     proven = proven_window(window, recording.again(window), held, {} if known is None else known)
-    cannot: dict[Ability, str] = {}
-    for each in proven:
-        cannot = {**each.cannot, **cannot}  # the reasons of the first micro-batch win
+    window, proven, cannot = _of_one_model(window, proven)
     flows = _each_with_its_own_batch([each.flow for each in proven], window)
     model = flows[0].model
     optimizers = _optimizers_of(model, events)
     events, by_hand = _with_clips_by_hand(recording, events, stepped)
-    if why := _why_the_step_is_lost(recording, optimizers, by_hand):
+    if why := _why_the_step_is_lost(recording, model, optimizers, by_hand):
         cannot["step"] = why
     by_loop = [rates_by_hand(recording, optimizer) for optimizer in optimizers]
     step = WindowStep(
@@ -72,7 +70,8 @@ def setup_from_recording(
     if not is_step_lost and not step.leads_to(given, [each.gradients for each in proven]):
         cannot["step"] = "something that was not seen changes the gradients before the optimizer gets them"
         is_step_lost = True
-    facts = {**_facts(recording, step, cannot, stepped), **_other_optimizers(seen, stepped)}
+    scheduler, of_schedule = _scheduler(recording.schedulers, optimizers, events)
+    facts = {**_facts(recording, step, cannot, stepped), **of_schedule, **_other_optimizers(seen, stepped)}
     held_elsewhere = [path for path, p in model.named_parameters() if id(p) in recording.held_elsewhere]
     unknown = [rates.unknown for rates in by_loop if rates is not None and not rates.have_a_known_peak]
     at_peak = [
@@ -84,12 +83,28 @@ def setup_from_recording(
         flows[0].batch if step.joined is None else step.joined,
         loss=flows[0].loss_of,
         optimizer=(at_peak[0] if len(at_peak) == 1 else at_peak) if at_peak else None,
-        scheduler=_scheduler(recording.schedulers, optimizers),
+        scheduler=scheduler,
         step=None if is_step_lost else step,
         declare=Declaration(frozen=tuple(held_elsewhere)),  # this step leaves them alone on purpose
         cannot={**cannot, "rate": unknown[0]} if unknown else cannot,
     )
     return NamedSetup(f"{type(model).__name__} of {title}", setup, facts)
+
+
+def _of_one_model(
+    window: Sequence[MicroBatch], proven: Sequence[ProvenFlow]
+) -> tuple[list[MicroBatch], list[ProvenFlow], dict[Ability, str]]:
+    """Return the micro-batches of the model that the first one trains, their flows, and what cannot be done
+    with them.
+    """
+    cannot: dict[Ability, str] = {}
+    pairs = zip(window, proven, strict=True)
+    own = [(each, flow) for each, flow in pairs if flow.flow.model is proven[0].flow.model]
+    for _, each in own:
+        cannot = {**each.cannot, **cannot}  # the reasons of the first micro-batch win
+    if len(own) < len(window):
+        cannot.setdefault("step", "its passes train several models in turn, of which the first one is tested")
+    return [each for each, _ in own], [flow for _, flow in own], cannot
 
 
 class ShorterWindow(NamedTuple):
@@ -147,7 +162,9 @@ def _optimizers_of(model: nn.Module, events: Sequence[Event]) -> list[Optimizer]
     return holding or [event.subject for event in steps if not event.has_gradients]
 
 
-def _why_the_step_is_lost(recording: Recording, optimizers: Sequence[Optimizer], by_hand: str) -> str:
+def _why_the_step_is_lost(
+    recording: Recording, model: nn.Module, optimizers: Sequence[Optimizer], by_hand: str
+) -> str:
     """Return why the step as such cannot be computed again; empty if it can. ``by_hand`` says what a script
     does to gradients that cannot be repeated.
     """
@@ -155,7 +172,22 @@ def _why_the_step_is_lost(recording: Recording, optimizers: Sequence[Optimizer],
         return "the optimizer that is stepped holds none of the parameters of the model"
     if recording.steps_in_backward:
         return "optimizers are stepped inside of the backward pass, as each gradient arrives"
-    return by_hand
+    return _weights_changed_within_step(recording, model) or by_hand
+
+
+def _weights_changed_within_step(recording: Recording, model: nn.Module) -> str:
+    """Return what of a model the script changes by hand within a step, and where; empty if nothing."""
+    paths = {id(p): path for path, p in model.named_parameters()}
+    changes = {
+        paths[key]: weight.line
+        for key, weight in recording.changed_weights.items()
+        if weight.is_within_step and key in paths
+    }
+    if not changes:
+        return ""
+    path, line = next(iter(changes.items()))
+    changed = f"{count(len(changes), 'weight')} by hand within the step, such as {path}"
+    return f"{line} changes {changed}; its loss and gradient are tested at the weights before that"
 
 
 def _with_clips_by_hand(
@@ -183,7 +215,7 @@ def _with_clips_by_hand(
 
 
 class SchedulersTogether:
-    """Several schedules, stepped as one: each optimizer of a step may have its own."""
+    """Several schedules, stepped as one: each optimizer of a step may have its own, or one of them two."""
 
     def __init__(self, schedulers: Sequence[Any]) -> None:
         self.schedulers = list(schedulers)
@@ -203,17 +235,26 @@ class SchedulersTogether:
             scheduler.load_state_dict(state)
 
 
-def _scheduler(schedulers: Sequence[Any], optimizers: Sequence[Optimizer]) -> Any:
-    """Return the schedule of these optimizers; None if there is none."""
+def _scheduler(
+    schedulers: Sequence[Any], optimizers: Sequence[Optimizer], events: Sequence[Event]
+) -> tuple[Any, dict[str, str]]:
+    """Return the schedule of these optimizers, None if there is none, and as a fact what is left out of it:
+    of several, those that this step does not step, such as one that follows after each epoch.
+    """
     # a schedule that is made of others steps them itself
     inner = {id(s) for outer in schedulers for s in getattr(outer, "_schedulers", ())}
     schedulers = [scheduler for scheduler in schedulers if id(scheduler) not in inner]
     groups = [id(optimizer.param_groups) for optimizer in optimizers]
     # a wrapper around an optimizer, such as Accelerate's, shows the groups of what it wraps
     steering = [s for s in schedulers if id(getattr(s.optimizer, "param_groups", None)) in groups]
-    if len(steering) > 1:
-        return SchedulersTogether(steering)
-    return steering[0] if steering else None
+    moved = [s for s in steering if any(e.kind == "schedule" and e.subject is s for e in events)]
+    used = moved or steering
+    facts = dict[str, str]()
+    if others := [type(s).__name__ for s in steering if all(s is not other for other in used)]:
+        facts["schedule"] = f"without {' and '.join(others)}, which this step does not step"
+    if len(used) > 1:
+        return SchedulersTogether(used), facts
+    return (used[0] if used else None), facts
 
 
 def _each_with_its_own_batch(flows: Sequence[Flow], window: Sequence[MicroBatch]) -> list[Flow]:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normlab.trace.autograd import gradients_in, trainable
+from normlab.trace.autograd import gradients_in, nodes_behind, trainable
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.targets import RECORDED, FunctionInput
@@ -363,24 +363,73 @@ def constant_terms(passed: Pass) -> int:
     """
     if passed.loss is None:
         return 0
-    whole_terms = {call.result.grad_fn for call in passed.functions if call.name == DIVERGENCE}
-    count, ahead = 0, [(passed.loss.grad_fn, False)]
+    divergences = {call.result.grad_fn for call in passed.functions if call.name == DIVERGENCE}
+    count = 0
+    for node, is_linear, is_taken in _down_to_terms(passed.loss, divergences):
+        terms = [term for term, _ in node.next_functions]
+        # of what is joined, the part that is not taken again is no term
+        is_sum = len(terms) > 1 and not (is_taken and type(node).__name__.startswith(JOINS))
+        if is_linear and is_sum and not list(_tensors_saved_by(node)):  # a product with a constant saves that
+            count += terms.count(None)
+    return count
+
+
+def terms_of(loss: Tensor) -> list[Any]:
+    """Return the nodes of the graph in which the terms of a loss end, from which it is computed linearly."""
+    return list(dict.fromkeys(node for node, is_linear, _ in _down_to_terms(loss) if not is_linear))
+
+
+def cuts_between(trace: Trace, held_by: Mapping[str, int]) -> set[tuple[str, str]]:
+    """Return the places, by module and file, that cut off what only such terms of the loss read as train
+    parameters of other holders than those behind it. ``held_by`` has the holder of each parameter by path.
+    """
+    paths = {id(p): path for path, p in trace.model.named_parameters()}
+
+    def holders(nodes: Iterable[Any]) -> set[int | None]:
+        variables = (getattr(node, "variable", None) for node in nodes)
+        return {held_by.get(paths[id(p)]) for p in variables if id(p) in paths}
+
+    with trace.again(undone=lambda *_: True).with_graph() as passed:
+        if passed.loss is None:
+            return set()
+        cuts = {place: {x.grad_fn for x in joined} for place, joined in passed.cuts.items()}
+        every = set().union(*cuts.values())
+        read_by = dict[Any, set[int | None]]()
+        for term in terms_of(passed.loss):
+            behind = set(nodes_behind(term))
+            trained = holders(nodes_behind(term, every - {term}))
+            for cut in every & behind:
+                read_by[cut] = read_by.get(cut, set()) | (trained or {None})
+
+        def is_between(cut: Any) -> bool:
+            trained = read_by.get(cut, {None})
+            return None not in trained and trained.isdisjoint(holders(nodes_behind(cut)))
+
+        return {place for place, here in cuts.items() if all(map(is_between, here))}
+
+
+def _down_to_terms(loss: Tensor, terms: Collection[Any] = ()) -> Iterator[tuple[Any, bool, bool]]:
+    """Yield the nodes of the graph of a loss down to those of its terms, of which some may be known: each
+    with whether it is linear, so that terms may lie behind it, and whether only a part of it is taken.
+    """
+    ahead = [(loss.grad_fn, False)]
     while ahead:
         node, is_taken = ahead.pop()
-        if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
-            continue  # nothing says what somebody's own function computes
-        if node in whole_terms:
+        if node is None:
             continue
-        saved = [value for value in _saved_by(node) if isinstance(value, Tensor)]
-        if any(x.requires_grad for x in saved):
-            continue  # its derivative is not the same everywhere, so its arguments are no terms
-        terms, name = [term for term, _ in node.next_functions], type(node).__name__
-        # of what is joined, the part that is not taken again is no term
-        is_sum = len(terms) > 1 and not (is_taken and name.startswith(JOINS))
-        if is_sum and not saved:  # a product with a constant saves that
-            count += terms.count(None)
-        ahead += [(term, is_taken or name.startswith(TAKES)) for term in terms]
-    return count
+        # nothing says what somebody's own function computes
+        is_known = not isinstance(node, torch.autograd.function.BackwardCFunction) and node not in terms
+        # a derivative that is not the same everywhere is that of a term
+        is_linear = is_known and not any(x.requires_grad for x in _tensors_saved_by(node))
+        is_linear = is_linear and bool(node.next_functions)
+        yield node, is_linear, is_taken
+        if is_linear:
+            is_taken = is_taken or type(node).__name__.startswith(TAKES)
+            ahead += [(term, is_taken) for term, _ in node.next_functions]
+
+
+def _tensors_saved_by(node: Any) -> Iterator[Tensor]:
+    return (value for value in _saved_by(node) if isinstance(value, Tensor))
 
 
 def _saved_by(node: Any) -> Iterator[Any]:

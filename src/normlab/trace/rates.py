@@ -56,8 +56,10 @@ class Rates(NamedTuple):
 
     @property
     def top(self) -> list[float]:
-        """The largest rate of any group at each step."""
-        return [max(row) for row in self.rates]
+        """The largest rate at each step of any group that the schedule moves, or of any if it moves none."""
+        columns = [*zip(*self.rates, strict=True)]
+        moved = [column for column in columns if min(column) < max(column)]
+        return [max(row) for row in zip(*(moved or columns), strict=True)]
 
     @property
     def peaks(self) -> list[float]:

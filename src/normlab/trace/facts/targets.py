@@ -353,7 +353,8 @@ def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
     candidates = _candidates(passed, rows, trace.model)
     # most losses score the first candidate, so gradients in all others are not computed before that is tried
     for some in (candidates[:1], candidates[1:]):
-        if not some or (found and not any(candidate.may_add_to(found[0][0]) for candidate in some)):
+        may_be_more = not found or any(candidate.may_add_to(found[0][0]) for candidate in some)
+        if not some or not (may_be_more or _holds_more(loss, *found[0])):
             continue
         tensors = [x for candidate in some for x in candidate.parts]
         gradients = iter(gradients_in(loss, tensors, trace.model, retain_graph=True))
@@ -368,6 +369,12 @@ def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
                 pair = candidate.read(known, rows, limit)
                 found += [] if pair is None else [pair]
     return found
+
+
+def _holds_more(loss: Tensor, logits: Logits, targets: Targets) -> bool:
+    """Return whether a loss is something else than the cross-entropy of these logits."""
+    rest = float(loss) - targets.value(logits.value)
+    return abs(rest) > max(targets.rounding, unexplained(logits.value.dtype)) * abs(float(loss))
 
 
 def _candidates(passed: Pass, rows: int, model: nn.Module) -> list[_Candidate]:
