@@ -314,3 +314,54 @@ def test_padding_that_is_also_a_word_is_told_by_its_places():
     for behind, failing in ((0, ("", "")), (3, ("counted", "loss"))):
         asked = partial(loss, behind=behind)
         assert first(report_of("counted", loss=asked, **given)) == failing
+
+
+class LooksBothWays(Reader):
+    def __init__(self) -> None:
+        super().__init__(masked=False)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        return super().forward(ids, torch.ones_like(ids))
+
+
+class LooksBack(Decoder):
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        return super().forward(ids)
+
+
+def labelled(length: int, tail: int, *, hidden: bool = True) -> dict[str, Tensor]:
+    """One row is shorter than the others, and filled up with a token that nothing but labels tells apart."""
+    batch = {"ids": torch.randint(1, VOCAB, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))}
+    batch["ids"][2, length:] = tail
+    batch["labels"] = batch["ids"].clone()
+    if hidden:
+        batch["labels"][2, length:] = -100
+    return batch
+
+
+def of_labels(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(model(**batch)[:, :-1].transpose(1, 2), batch["labels"][:, 1:])
+
+
+@each(("model", "fails"), [(LooksBack, False), (LooksBothWays, True)])
+def test_a_tail_that_labels_hide_is_padding(model: type[nn.Module], *, fails: bool):
+    torch.manual_seed(0)
+    report = report_of("padding", "counted", model=model(), batches=labelled(6, 0), loss=of_labels)
+    assert [one.property for one in report.failures] == (["padding"] if fails else [])
+    assert "counted" in report.holds
+    assert "labels" in report.facts["padding"]
+
+
+@each("ambiguous", ["one column", "any token", "nothing hidden"])
+def test_a_tail_that_may_be_text_is_no_padding(ambiguous: str):
+    torch.manual_seed(0)
+    given = {
+        "one column": labelled(LENGTH - 1, 0),
+        "any token": labelled(6, int(labelled(6, 0)["ids"][0, 0])),
+        "nothing hidden": labelled(6, 0, hidden=False),
+    }
+    report = report_of("padding", model=LooksBothWays(), batches=given[ambiguous], loss=of_labels)
+    assert report.untestable.keys() == {"padding"}

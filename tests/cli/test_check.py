@@ -10,6 +10,7 @@ import pytest
 
 from cases import each
 from normlab.cli.main import main
+from normlab.errors import UserError
 
 TRAIN = """
 import sys
@@ -120,6 +121,35 @@ def test_files_for_programs_name_the_failure_and_the_line_of_its_class(here, cap
     line = TRAIN.splitlines()[place["region"]["startLine"] - 1]
     assert line.startswith(("class Block", "class LM"))
     assert result["level"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("typed", "seconds"),
+    [
+        (["--budget", "20s"], 20.0),
+        (["--budget", "1min 30s"], 90.0),
+        (["--budget", "7.5"], 7.5),
+        (["--budget-s", "20"], 20.0),
+        (["--budget-s=20"], 20.0),
+        ([], 60.0),
+    ],
+)
+def test_a_budget_is_a_time_or_a_number_of_seconds(here, monkeypatch, typed, seconds):
+    seen = list[float]()
+
+    def given(*_, budget_s, **__):
+        seen.append(budget_s)
+        raise UserError("enough")
+
+    monkeypatch.setattr("normlab.checks.check.check", given)
+    assert main(["check", "train_of_this_test.py:setup", *typed]) == 2
+    assert seen == [seconds]
+
+
+def test_a_budget_that_is_no_time_is_refused_before_anything_runs(here, capsys):
+    assert main(["check", "train_of_this_test.py:setup", "--budget", "soon"]) == 2
+    assert "soon" in (err := capsys.readouterr().err)
+    assert "running" not in err
 
 
 def test_the_same_seed_gives_the_same_report(here, capsys):

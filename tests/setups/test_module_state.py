@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import normlab
+from normlab.setups import module_state
 from normlab.setups.module_state import ModuleState
 from normlab.setups.script import setup_from_script
 
@@ -248,3 +249,11 @@ def test_what_a_script_has_replaced_is_put_back(changed):
     state.put_back()
     assert module.weight.dtype == before.dtype
     assert torch.equal(module.weight, before)
+
+
+def test_a_large_buffer_is_not_kept_and_the_report_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(module_state, "MOST_BYTES", 100)
+    (tmp_path / "train.py").write_text(CODEBOOK)
+    with setup_from_script(str(tmp_path / "train.py")) as named:
+        assert "Quantizer.codes" in named.facts["not put back"]
+        assert named.setup.cannot.keys() == {"loss"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
 import sys
 import time
@@ -129,6 +130,16 @@ def test_what_does_not_fit_in_memory_is_left_out(setup: Setup, monkeypatch: pyte
     assert set(report.unjudged) <= dear
     assert {"derivative", "gradients"} <= set(report.unjudged)
     assert "causality" in report.holds
+
+
+def test_what_applies_does_not_depend_on_the_budget(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = normlab.check(setup)
+    asking = {one.asking for one in PROPERTIES.values()}
+    monkeypatch.setattr(StepUnderTest, "seconds_of", lambda _, cost: 0.0 if cost in asking else math.inf)
+    report = normlab.check(setup)
+    assert len(report.judged) < len(reached.judged)
+    told_by_passes = {"norms", "order"}
+    assert set(report.applicable) - told_by_passes == set(reached.applicable)
 
 
 def test_the_budget_begins_before_anything_is_copied(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -390,6 +390,37 @@ def test_what_is_too_large_to_copy_is_read_but_not_written_to(
     data.table[0] = 1
 
 
+class Storing(Tiny):
+    """Holds a store of data as a buffer."""
+
+    def __init__(self, *, writes: bool) -> None:
+        super().__init__()
+        self.writes = writes
+        self.register_buffer("store", torch.zeros(10_000))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.writes:
+            self.store[:4] = 1
+        return super().forward(ids) + self.store[0]
+
+
+@each("writes", [False, True])
+def test_a_large_buffer_is_not_copied_either(*, writes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Storing(writes=writes)
+    most = 30_000
+    monkeypatch.setattr(kept, "MOST_BYTES", most)
+    monkeypatch.setattr(restore, "MOST_BYTES", most - 2 * sum(p.nbytes for p in model.parameters()))
+    setup = Setup(model, IDS.clone(), cross_entropy, adamw)
+    with restored(setup) as not_copied:
+        assert "store" in not_copied["not copied"]
+        if writes:
+            with pytest.raises(UserError):
+                model(IDS)
+        else:
+            model(IDS)
+    assert not model.store.any()
+
+
 def test_a_bound_on_what_is_searched_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data()
     data.tokens = [[i] for i in range(50)]  # type: ignore[assignment]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -131,6 +132,8 @@ def examine(
             skipped[one.name] = skip
         else:
             holds.append(one.name)
+        if one.name == "finite":
+            _ask_early(step, tests)
     names = sorted(skipped, key=rank)
     return Report(
         model=type(step.model).__name__,
@@ -143,6 +146,16 @@ def examine(
         unjudged=tuple(name for name in names if skipped[name].applies),
         allowed=allowed,
     )
+
+
+def _ask_early(step: StepUnderTest, tests: Iterable[Property]) -> None:
+    """Ask whether properties apply for which a few passes tell, as that is to depend on no budget. The step
+    keeps the answers.
+    """
+    for one in tests:
+        if one.asking.passes and not one.asking.steps and _seconds(step, one.asking) <= step.left_s:
+            with suppress(Exception, OutOfTimeError), passes_until(Deadline(step.ends)):
+                one.applies(step)
 
 
 def _reason(step: StepUnderTest, skip: Skip, skipped: Iterable[Skip]) -> str:
@@ -203,10 +216,25 @@ class TooLongError(UserError):
 
 
 def _require_time(step: StepUnderTest, one: Property) -> None:
-    """Raise TooLongError if a property takes longer than is left."""
+    """Raise TooLongError if a property takes longer than is left, and Unknown if no budget would suffice."""
     needed, left = _seconds(step, one.cost), max(step.left_s, 0.0)
     if needed > left:
+        _begin_without_a_pass(step, one)
         raise TooLongError(f"it takes about {needed:.2g} s, and {left:.2g} s are left", needed - left)
+
+
+def _begin_without_a_pass(step: StepUnderTest, one: Property) -> None:
+    """Begin a test, up to its first pass. Raises Unknown if it says so far that it cannot be judged: so it is
+    whatever the budget.
+    """
+    try:
+        with passes_until(Deadline(-math.inf)):
+            one.applies(step)
+            next(iter(one.test(step) or ()), None)
+    except Unknown:
+        raise
+    except (Exception, OutOfTimeError):
+        return
 
 
 def _require_memory(step: StepUnderTest, one: Property) -> None:

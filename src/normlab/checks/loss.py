@@ -30,7 +30,7 @@ from normlab.trace.facts.targets import (
     is_joined_elsewhere,
     over_one,
 )
-from normlab.trace.facts.tokens import Arranged, padding_of
+from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of
 from normlab.trace.starts import is_of_library
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import Place, place_name
@@ -412,7 +412,19 @@ def _falls_with_length(step: StepUnderTest) -> bool | None:
     return False if isclose(after, before, rel_tol=CLOSE) else None
 
 
-@property_of("loss", passes=6, uses=OTHER_BATCHES | BACKWARD)
+def _padded(step: StepUnderTest) -> list[tuple[Tokens, Padding]]:
+    """Return the tokens that are known to have padding. Raises Unknown if there are none."""
+    found, reasons = list[tuple[Tokens, Padding]](), list[str]()
+    for tokens in step.facts.sources:
+        try:
+            found.append((tokens, padding_of(step.facts, tokens)))
+        except Unknown as reason:
+            reasons.append(str(reason))
+    needs(found, reasons[0] if reasons else "no tensor of the batch is looked up in an embedding")
+    return found
+
+
+@property_of("loss", passes=6, applies=_padded, uses=OTHER_BATCHES | BACKWARD)
 def padded_loss(step: StepUnderTest) -> Answers:
     """More padding changes neither the loss nor its gradient."""
     needs(step.is_exact, step.why_inexact)
@@ -422,9 +434,9 @@ def padded_loss(step: StepUnderTest) -> Answers:
     )
     reasons: list[str] = []
     tested = False
-    for tokens in step.facts.sources:
+    for tokens, padding in _padded(step):
         try:
-            pair = with_more_padding(step, tokens, padding_of(step.facts, tokens))
+            pair = with_more_padding(step, tokens, padding)
         except Unknown as reason:
             reasons.append(str(reason))
             continue
@@ -434,7 +446,7 @@ def padded_loss(step: StepUnderTest) -> Answers:
         tested = True
         yield from _moved_by_padding(step, *pair)
     if not tested:
-        raise Unknown(reasons[0] if reasons else "no tensor of the batch is looked up in an embedding")
+        raise Unknown(reasons[0])
 
 
 def _moved_by_padding(step: StepUnderTest, as_it_is: Trace, longer: Trace) -> Answers:

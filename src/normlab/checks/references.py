@@ -9,6 +9,7 @@ from normlab.base.units import count
 from normlab.checks.property import FORWARD, Answers, fail, needs, note, property_of
 from normlab.errors import UserError
 from normlab.trace import starts
+from normlab.trace.budget import Cost
 from normlab.trace.compare import distance
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.compared import Compared, Comparison, compared
@@ -16,10 +17,18 @@ from normlab.trace.facts.twins import Twins
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import tensors_in
 
+NO_ADAPTER = "no matrix is corrected by an adapter that starts at 0"
 SAME = "compute both alike: of the same tokens, with one mask, shift and temperature, summed or averaged"
 
 
-@property_of("loss", explains=["padded_loss", "derivative", "overfit", "ties"], passes=8, uses=FORWARD)
+@property_of(
+    "loss",
+    explains=["padded_loss", "derivative", "overfit", "ties"],
+    passes=8,
+    applies=lambda step: step.twins,
+    asking=Cost(passes=2),
+    uses=FORWARD,
+)
 def reference(step: StepUnderTest) -> Answers:
     """A loss that compares the model with a copy, or itself, sees no difference between equal weights.
 
@@ -75,7 +84,14 @@ def _following(step: StepUnderTest, twins: Twins, seen: Compared) -> Answers:
         yield fail("loss", say, "compare it with a frozen copy of its start")
 
 
-@property_of("structure", explains=["reference", "groups"], passes=4, uses=FORWARD)
+@property_of(
+    "structure",
+    explains=["reference", "groups"],
+    passes=4,
+    applies=lambda step: needs(step.wiring.adapters, NO_ADAPTER),
+    asking=Cost(passes=1),
+    uses=FORWARD,
+)
 def adapters(step: StepUnderTest) -> Answers:
     """What adapters correct is frozen, and they start at 0: outputs are those without adapters."""
     names = {id(p): name for name, p in step.exact.model.named_parameters()}
@@ -94,7 +110,7 @@ def adapters(step: StepUnderTest) -> Answers:
         say = f"both factors of {count(len(ups), 'adapter')} are drawn, so that training starts from another "
         yield fail(ups[0], f"{say}model than the frozen one", "start the second factor of each at 0")
         return
-    needs(at_zero, "no matrix is corrected by an adapter that starts at 0")
+    needs(at_zero, NO_ADAPTER)
     training = [n for n in at_zero if live[n].requires_grad and not step.declare.is_frozen(n)]
     if training:
         share = f"{len(training)} of {len(at_zero)} such matrices"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -12,7 +13,7 @@ from tyro.conf import UseAppendAction, arg
 
 from normlab.base.files import write_text_atomic
 from normlab.base.io import to_plain
-from normlab.base.units import duration
+from normlab.base.units import duration, seconds_of
 from normlab.checks.allowed import allowed_here
 from normlab.checks.property import require_property
 from normlab.cli import advice, errors, terminal
@@ -35,6 +36,9 @@ STYLES: Final = {
     "untestable": "dim",
     "note": "yellow",
 }
+BUDGET: Final = (
+    "Time to spend at most, such as 2min, or a number of seconds; what does not fit is reported as untested."
+)
 ALLOW: Final = (
     "A property that may fail: it is shown, but does not count. May be given several times, or as "
     "allow = […] under [tool.normlab.check] in the current folder's pyproject.toml."
@@ -60,8 +64,7 @@ class CheckCommand(ExaminedFlags):
   normlab check --recipe pre+smallinit  a recipe of normlab's
   normlab check RUN                     a run of normlab's, at its checkpoints"""
 
-    budget_s: float = 60.0
-    """Seconds to spend at most; what does not fit is reported as untested."""
+    budget: Annotated[str, arg(help=BUDGET)] = "1min"
     declared: str = ""
     """What you meant: a TOML file (causal, pad_id, …, starts by role or path), or a recipe for the starts."""
     allow: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="PROPERTY", help=ALLOW)] = ()
@@ -84,10 +87,18 @@ class CheckCommand(ExaminedFlags):
     sarif: Path | None = None
     """Write the failures to this file as SARIF, for code scanning."""
 
+    @property
+    def budget_s(self) -> float:
+        """The seconds of ``--budget``. Raises UserError for anything but a time or a number."""
+        with suppress(ValueError):
+            return float(self.budget)
+        return seconds_of(self.budget, "--budget") or 0.0
+
     def run(self) -> None:
         """Raises SystemExit with the exit code of the verdicts, unless that is 0."""
         command = command_line()
         self._require_flags()
+        _ = self.budget_s  # reject what is no time before anything runs
         allowed = (*self.allow, *allowed_here(Path.cwd()))
         if self.ranks is not None:
             self._write([self._compared(self.ranks, command, allowed)])

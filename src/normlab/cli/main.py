@@ -19,6 +19,8 @@ from normlab.errors import UserError, nearest
 INTERRUPTED: Final = 130
 SPREAD: Final = ("train",)
 """Commands that share their work among torchrun's processes."""
+RENAMED: Final = {"--budget-s": "--budget"}
+"""Options by names that they had before."""
 COMMANDS: Final = {
     "check": "check:CheckCommand",
     "explain": "explain:ExplainCommand",
@@ -144,6 +146,7 @@ def _dispatch(args: Sequence[str]) -> None:
     require_text(rest)
     require_places(rest)
     rest, of_script = _split(rest)
+    rest = [_as_it_is_called_now(word) for word in rest]
     defaults = getattr(command, "defaults", None)
     default = defaults(rest) if defaults else None
     print_page_if_asked(name, command, rest, default)
@@ -157,6 +160,12 @@ def _dispatch(args: Sequence[str]) -> None:
 
         load_plugins(*typed.imports)
     typed.run()
+
+
+def _as_it_is_called_now(word: str) -> str:
+    """Return a word of the command line with an option's earlier name replaced."""
+    option, equals, value = word.partition("=")
+    return RENAMED.get(option.replace("_", "-"), option) + equals + value
 
 
 def _parsed(name: str, command: Any, words: Sequence[str], default: Any, *, has_script_part: bool) -> Any:

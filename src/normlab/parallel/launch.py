@@ -191,7 +191,7 @@ def _failure(jobs: Sequence[Job], codes: Sequence[int | None]) -> RanksError:
     who = " and ".join(_who(job) for job in waiting)
     return RanksError(
         f"{who} did not come to the end of a step in time, as where one waits for another one; a larger "
-        f"--budget-s gives more time{_last_lines(waiting[0])}",
+        f"--budget gives more time{_last_lines(waiting[0])}",
         raised=False,
     )
 

@@ -114,7 +114,7 @@ def capture(*, batches: int = 1, optimizer: int = 1) -> Iterator[Captured]:
             named = setup_from_recording(
                 harvester.recording, "the captured block", harvester.proven, optimizer=optimizer
             )
-            named = replace(named, facts={**named.facts, **withheld.facts})
+            named = replace(named, facts={**named.facts, **withheld.facts, **kept.not_copied()})
             captured._named = with_batches(named, harvester, batches)
         except UserError as error:
             captured._error = error

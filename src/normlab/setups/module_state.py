@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from normlab.trace.kept import MOST_BYTES
+
 
 @dataclass(frozen=True, eq=False)
 class KeptValue:
@@ -62,12 +64,14 @@ class ModuleState:
 
     def __init__(self, entries: Iterable[KeptValue] = ()) -> None:
         self._entries = {(id(entry.table), entry.name): entry for entry in entries}
-        self._frozen_bytes = 0
-        """How many bytes of frozen parameters are among it."""
+        self._bytes = {True: 0, False: 0}
+        """How many bytes of frozen parameters are among it, and how many of other tensors."""
+        self.left_out: dict[str, int] = {}
+        """What is too large to be kept, by its class and name, with its bytes."""
 
     def keep(self, module: nn.Module, earlier: ModuleState, most_bytes: int) -> None:
         """Keep what a module and those in it hold now. What is as it was in an ``earlier`` state is not
-        copied again, and of frozen parameters no more than ``most_bytes`` are.
+        copied again; of frozen parameters no more than ``most_bytes`` are, of other tensors ``MOST_BYTES``.
         """
         for part in module.modules():
             tables: list[dict[str, Any]] = [part._parameters, part._buffers, vars(part)]
@@ -75,15 +79,25 @@ class ModuleState:
                 if not isinstance(table, dict):
                     continue  # as in a compiled TorchScript module, which makes it anew each time
                 for name, value in table.items():
-                    if _is_state(value):
-                        self._keep_entry(table, name, earlier, most_bytes)
+                    if not _is_state(value):
+                        continue
+                    if self._fits((id(table), name), value, most_bytes):
+                        self._keep_entry(table, name, earlier)
+                    elif not isinstance(value, Parameter):
+                        self.left_out[f"{type(part).__name__}.{name}"] = value.nbytes
 
-    def _keep_entry(self, table: dict[str, Any], name: str, earlier: ModuleState, most_bytes: int) -> None:
-        key, value = (id(table), name), table[name]
-        if isinstance(value, Parameter) and key not in self._entries:
-            if self._frozen_bytes + value.nbytes > most_bytes:
-                return
-            self._frozen_bytes += value.nbytes
+    def _fits(self, key: tuple[int, str], value: Any, most_of_frozen: int) -> bool:
+        """Return whether there is room for a copy of a value, and take it."""
+        if not isinstance(value, Tensor) or key in self._entries:
+            return True
+        is_frozen = isinstance(value, Parameter)
+        if self._bytes[is_frozen] + value.nbytes > (most_of_frozen if is_frozen else MOST_BYTES):
+            return False
+        self._bytes[is_frozen] += value.nbytes
+        return True
+
+    def _keep_entry(self, table: dict[str, Any], name: str, earlier: ModuleState) -> None:
+        key = (id(table), name)
         before = earlier._entries.get(key)
         self._entries[key] = before if before is not None and before.is_there else KeptValue.of(table, name)
 
@@ -98,6 +112,7 @@ class ModuleState:
     def add_later(self, later: ModuleState) -> None:
         """Add what a later part of the pass found, of what no earlier part has found."""
         self._entries = later._entries | self._entries
+        self.left_out |= later.left_out
 
     def put_back(self) -> None:
         """Let all modules hold this state."""
@@ -162,9 +177,11 @@ class WeightPlaces:
         """Add the parameters of a module and of those in it."""
         for part in module.modules():
             for name, p in part._parameters.items():
-                if p is not None and p.requires_grad and _can_be_copied(p) and id(p) not in self._places:
+                if p is None or not p.requires_grad or id(p) in self._places:
+                    continue
+                if (memory := _memory_of(p)) is not None:
                     self._places[id(p)] = part._parameters, name
-                    self._in_memory.setdefault(p.untyped_storage().data_ptr(), set()).add(id(p))
+                    self._in_memory.setdefault(memory, set()).add(id(p))
 
     def among(self, tensors: Iterable[Tensor]) -> dict[int, tuple[dict[str, Any], str]]:
         """Return the places of the parameters that these tensors are, or share their numbers with, by id."""
@@ -175,7 +192,17 @@ class WeightPlaces:
         return {key: self._places[key] for key in ids}
 
     def _sharing(self, x: Tensor) -> set[int]:
-        return self._in_memory.get(x.untyped_storage().data_ptr(), set()) if _can_be_copied(x) else set()
+        memory = _memory_of(x)
+        return set() if memory is None else self._in_memory.get(memory, set())
+
+
+def _memory_of(tensor: Tensor) -> int | None:
+    """Return the place of a tensor's numbers in memory; None if it has none of its own, as one that a
+    function of ``torch.func`` wraps.
+    """
+    if not _can_be_copied(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return None
+    return tensor.untyped_storage().data_ptr()
 
 
 def _is_state(value: Any) -> bool:

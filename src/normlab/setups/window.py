@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normlab.base.memory import gibibytes
 from normlab.base.units import count
 from normlab.errors import NoStepError, UserError
 from normlab.setups.arguments import Number
@@ -283,6 +284,9 @@ def _facts(
         facts["rates"] = "; ".join(dict.fromkeys(rates.fact for rates in by_hand))
     if recording.compiled:
         facts["compiled"] = "run as it was written"
+    if left_out := recording.micro_batches[0].found.left_out:
+        sizes = [f"{name} ({gibibytes(size)})" for name, size in left_out.items()]
+        facts["not put back"] = ", ".join(sizes)
     if cannot:
         facts["not repeated"] = "; ".join(dict.fromkeys(cannot.values()))
     return facts

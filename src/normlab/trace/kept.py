@@ -60,8 +60,9 @@ class Kept(Search):
 
     With ``functions``, what cannot be put back is withheld wherever code of the user's holds it: a value that
     would be used up, or that stands for something outside, is replaced by one that raises when it is used.
-    Of tensors and arrays beyond an object or a function, ``most_bytes`` are copied; ``left_out`` names the
-    others, which may be read but not written to (``read_only``).
+    Of tensors and arrays beyond an object or a function, ``most_bytes`` are copied; of others, but for
+    parameters, none that is larger by itself. ``left_out`` names what is not copied, which may be read but
+    not written to (``read_only``).
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Kept(Search):
         self.read_only: dict[int, str] = {}
         """The names of the tensors among it, by the place of their numbers in memory."""
         self._parameters, self._bytes_left = parameters, most_bytes
+        self._most_alone = max(most_bytes, MOST_BYTES)
         self._undo: list[Callable[[], None]] = []
         self._storages: dict[Any, tuple[UntypedStorage, UntypedStorage, list[Tensor]]] = {}
         self._names: dict[int, str] = {}
@@ -249,13 +251,14 @@ class Kept(Search):
 
     def _fits(self, value: Any, count: int, way: Way) -> bool:
         """Return whether so many bytes are to be copied."""
-        if not way.bounded:
+        if isinstance(value, nn.Parameter) and not way.bounded:
             return True
-        if count > self._bytes_left:
+        if count > (self._bytes_left if way.bounded else self._most_alone):
             if not self._drawing:
                 self.left_out[self._name(value)] = f"{count / 2**30:.1f} GiB"
             return False
-        self._bytes_left -= count
+        if way.bounded:
+            self._bytes_left -= count
         return True
 
     def _keep_state(self, value: Any, way: Way) -> None:

@@ -130,8 +130,12 @@ FULL_HOOKS: Final = "_global_is_full_backward_hook"
 
 @contextmanager
 def same(*objects: Any, parameters: bool) -> Iterator[Kept]:
-    """After this block, put back what these objects hold; with ``parameters``, also those bits."""
-    with _putting_back(Kept(parameters=parameters)) as kept:
+    """After this block, put back what these objects hold; with ``parameters``, also those bits. Other tensors
+    that are larger than ``MOST_BYTES`` and twice the parameters are not copied.
+    """
+    modules = [unwrap(one) for one in objects if parameters and isinstance(one, nn.Module)]
+    size = sum(p.nbytes for module in modules for p in module.parameters() if not is_lazy(p))
+    with _putting_back(Kept(parameters=parameters, most_bytes=MOST_BYTES + 2 * size)) as kept:
         kept.walk(*(unwrap(one) if isinstance(one, nn.Module) else one for one in objects))
         yield kept
 

@@ -277,8 +277,8 @@ def padding_of(facts: Facts, tokens: Tokens) -> Padding:
 
     A mask in the batch is a tensor over the tokens with two values, one of which lies at the ends of rows,
     always over the same id. Without a mask, the padding id is the declared one, that of the embedding
-    (``padding_idx``), that of the model's configuration, or one that fills one end of several rows in runs
-    and occurs nowhere else.
+    (``padding_idx``), that of the model's configuration, that of tails of several lengths that labels hide,
+    or one that fills one end of several rows in runs and occurs nowhere else.
     """
     declared = facts.declared.pad_id
     for place, entry in facts.entries.items():
@@ -300,6 +300,8 @@ def padding_of(facts: Facts, tokens: Tokens) -> Padding:
             real = real_tokens(tokens.ids, pad, ends=is_end)
             if not real.all():
                 return Padding(real, source, None, pad, is_end)
+    if (padding := _padding_under_labels(facts, tokens)) is not None:
+        return padding
     pad = _run(tokens.ids)
     # two texts over one vocabulary are filled up alike: if not, one of the ids is a word, such as a mask
     others = {_run(other.ids) for other in facts.sources if other.vocabulary == tokens.vocabulary}
@@ -391,6 +393,40 @@ def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | No
         at_an_end = hidden.equal(left | right) and not hidden.all(1).any()
         if at_an_end and len(fill) == 1 and declared in (None, int(fill[0])):
             return ~hidden
+    return None
+
+
+def _padding_under_labels(facts: Facts, tokens: Tokens) -> Padding | None:
+    """Return the padding that labels of the batch hide; None if they hide none, or something else."""
+    for place, entry in facts.entries.items():
+        real = None if place == tokens.place else _shown_by_labels(entry, tokens)
+        if real is not None:
+            pad = int(tokens.ids[~real][0])
+            source = str(place[-1]) if place else "labels"
+            return Padding(real, source, None, pad, _ends_in(pad, tokens.ids, real))
+    return None
+
+
+def _shown_by_labels(entry: Tensor, tokens: Tokens) -> Tensor | None:
+    """Return `[B, T]`, False at the ends of rows, of several lengths, that labels hide and that one id fills,
+    which is no other token but perhaps the end of a text; None if this entry of the batch holds no such
+    labels. These are the tokens, or the next ones, and negative where they hide something.
+    """
+    labels = _flattened(entry.cpu(), tokens)
+    if labels is None or labels.is_floating_point():
+        return None
+    for ahead in (0, 1):
+        given, asked = labels[:, : labels.shape[1] - ahead], tokens.ids[:, ahead:]
+        shown = given >= 0
+        if not shown.any() or not bool((given == asked)[shown].all()):
+            continue
+        real = ~F.pad(_runs(~shown)[1], (ahead, 0))
+        lengths, fill = (~real).sum(1), torch.unique(tokens.ids[~real])
+        if len(fill) != 1 or int(lengths.max()) < 2 or len(torch.unique(lengths)) < 2:
+            continue
+        is_elsewhere = bool((tokens.ids[real] == fill).any())
+        if real.any(1).all() and (not is_elsewhere or _ends_in(int(fill), tokens.ids, real)):
+            return real
     return None
 
 
