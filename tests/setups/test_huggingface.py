@@ -140,6 +140,8 @@ def test_code_of_the_folder_is_never_run(tmp_path):
         ("{}", "transformers cannot read"),
         ('{"model_type": "llamma"}', "transformers cannot read"),
         ('{"model_type": "bert", "architectures": ["BertModel"]}', "no head for which a batch can be made"),
+        # it predicts the next words or hidden ones, as its configuration says
+        ('{"model_type": "xlm", "architectures": ["XLMWithLMHeadModel"]}', "no head for which a batch"),
         ('{"model_type": "llama", "intermediate_size": 11007}', "intermediate_size 11007 stands in the way"),
     ],
 )

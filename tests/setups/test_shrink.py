@@ -124,6 +124,22 @@ def test_sections_and_factors_of_a_rotation_fit_a_smaller_head():
     assert rotation["long_factor"] == [float(i) for i in range(0, 64, 8)]
 
 
+class OfFixedDepth(tf.LlamaConfig):
+    """A configuration of a class that insists on its number of layers."""
+
+    def __init__(self, **entries):
+        super().__init__(**entries)
+        if self.num_hidden_layers < 6:
+            raise ValueError("layer 5 has options of its own")
+
+
+def test_all_layers_stay_where_the_class_takes_no_fewer():
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8}
+    config = OfFixedDepth(**sizes, num_hidden_layers=6, vocab_size=1000, architectures=["LlamaForCausalLM"])
+    new = shrunk(config, lambda config: tf.LlamaForCausalLM(config), {}).config
+    assert (new.num_hidden_layers, new.hidden_size) == (6, 64)
+
+
 def test_a_list_outside_a_rotation_stays_even_if_its_sum_is_a_number_of_frequencies():
     content = {"hidden_sizes": [64, 256], "num_attention_heads": [2, 8], "mlp_ratios": [4, 4, 4, 4]}
     assert smaller(Sizes(content, 256), Divisors(width=4, heads={"": (1, 4)}))["mlp_ratios"] == [4, 4, 4, 4]

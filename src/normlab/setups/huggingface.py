@@ -198,18 +198,17 @@ def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Build, str]:
 
 
 def _head_of_class(library: Any, config: Any, architecture: str) -> str:
-    """Return the kind of head that a class has, by the end of its name, or else by the automatic class that
-    builds it; nothing if neither is known.
+    """Return the kind of head that a class has, as the end of its name says, or else the automatic class that
+    builds it; nothing if neither tells, or if automatic classes of several kinds do.
     """
-    ends = {"LMHeadModel": "CausalLM", **{f"For{head}": head for head in HEADS}}
-    for end, head in ends.items():
-        if architecture.endswith(end):
-            return head
     for head in HEADS:
-        built = getattr(library, _auto(head))._model_mapping.get(type(config), None)
-        if architecture and getattr(built, "__name__", "") == architecture:
+        if architecture.endswith(f"For{head}"):
             return head
-    return ""
+    built = {head: getattr(library, _auto(head))._model_mapping.get(type(config), None) for head in HEADS}
+    heads = [head for head, cls in built.items() if getattr(cls, "__name__", "") == architecture]
+    if not heads and architecture.endswith("LMHeadModel"):
+        return "CausalLM"
+    return heads[0] if len(heads) == 1 else ""
 
 
 def _auto(head: str) -> str:

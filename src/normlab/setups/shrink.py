@@ -113,12 +113,7 @@ def shrunk(config: Any, build: Build, asked: Mapping[Kind, int]) -> Shrunk:
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     content = config.to_dict()
-    original, fewer = on_meta(build, config), config
-    layers = _layers_needed(content, original)
-    first = type(config).from_dict(with_first_layers(content, layers))
-    model_of_first = on_meta(build, first)
-    if _begin_alike(original, model_of_first, layers):  # else what a layer is depends on how many there are
-        original, fewer = model_of_first, first
+    fewer, original = _with_layers_needed(config, build)
     sizes = Sizes(fewer.to_dict(), getattr(text, "hidden_size", None))
     reasons = list[str]()
     for divisors in divisors_of(sizes):
@@ -139,6 +134,20 @@ def shrunk(config: Any, build: Build, asked: Mapping[Kind, int]) -> Shrunk:
         f"the model cannot be shrunk with its ratios kept: {because}; change that in a copy of its "
         "configuration, or type --no-shrink"
     )
+
+
+def _with_layers_needed(config: Any, build: Build) -> tuple[Any, nn.Module]:
+    """Return the configuration and the model of the first layers, as many as show all that layers are; of all
+    layers if what one is depends on how many there are, or if the class takes no fewer.
+    """
+    content, model = config.to_dict(), on_meta(build, config)
+    layers = _layers_needed(content, model)
+    try:
+        fewer = type(config).from_dict(with_first_layers(content, layers))
+        model_of_fewer = on_meta(build, fewer)
+    except Exception:  # what only the class knows of its layers
+        return config, model
+    return (fewer, model_of_fewer) if _begin_alike(model, model_of_fewer, layers) else (config, model)
 
 
 def _changes(
