@@ -13,7 +13,7 @@ from normlab.trace.equivalents import repeated
 from normlab.trace.trace import Trace
 
 from .test_called_parts import Blind
-from .test_structure import HEADS, Attending, rotated
+from .test_structure import HEADS, Attending, Wide, rotated
 from .tiny import DIM, LENGTH, Decoder, first, report_of, tokens
 
 
@@ -381,6 +381,16 @@ class MixedWithTheTokenBefore(Decoder):
 )
 def test_queries_and_keys_are_turned_alike(rotates: str, failing: tuple[str, str]):
     assert first(report_of("order", model=MixedWithTheTokenBefore(rotates))) == failing
+
+
+@pytest.mark.parametrize(("odd", "failing"), [(Attending, ("order", "blocks.3")), (Wide, ("", ""))])
+def test_a_layer_of_another_kind_may_see_no_positions(odd: type[nn.Module], failing: tuple[str, str]):
+    torch.manual_seed(0)
+    model = Decoder()
+    model.blocks = nn.ModuleList([Turning(), Turning(), Turning(), odd()])
+    report = report_of("order", model=model)
+    assert first(report) == failing
+    assert [note.module for note in report.notes] == ([] if failing[0] else ["blocks.3"])
 
 
 class ImageClasses(Decoder):
