@@ -13,7 +13,7 @@ from normlab.trace.equivalents import repeated
 from normlab.trace.trace import Trace
 
 from .test_called_parts import Blind
-from .test_structure import HEADS, Attending, Wide, rotated
+from .test_structure import HEADS, Attending, rotated
 from .tiny import DIM, LENGTH, Decoder, first, report_of, tokens
 
 
@@ -383,7 +383,18 @@ def test_queries_and_keys_are_turned_alike(rotates: str, failing: tuple[str, str
     assert first(report_of("order", model=MixedWithTheTokenBefore(rotates))) == failing
 
 
-@pytest.mark.parametrize(("odd", "failing"), [(Attending, ("order", "blocks.3")), (Wide, ("", ""))])
+class Gated(Attending):
+    """An attention that holds one parameter more."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.ones(DIM))
+
+    def branch(self, x: Tensor) -> Tensor:
+        return super().branch(x) * self.gate
+
+
+@pytest.mark.parametrize(("odd", "failing"), [(Attending, ("order", "blocks.3")), (Gated, ("", ""))])
 def test_a_layer_of_another_kind_may_see_no_positions(odd: type[nn.Module], failing: tuple[str, str]):
     torch.manual_seed(0)
     model = Decoder()
