@@ -89,6 +89,10 @@ def split(model: nn.Module, decays: Callable[[str], bool]) -> AdamW:
     )
 
 
+def with_empty_group(model: nn.Module, lr: float) -> AdamW:
+    return AdamW([{"params": model.parameters()}, {"params": [], "lr": lr}], lr=1e-3)
+
+
 class Muon(Optimizer):
     """Steps matrices by an orthogonal matrix, but by signs where the group or the state says ``flat``."""
 
@@ -116,6 +120,7 @@ FAULTS: list[tuple[Make, str]] = [
     (lambda m: Muon(m.parameters(), lr=1e-3), "embed.weight"),
     (lambda m: AdamW([{"params": b.parameters(), "lr": 10.0 ** -(3 + (b is m.blocks[2]))} for b in m.blocks]),
      "blocks.2.norm.weight"),
+    (lambda m: with_empty_group(m, lr=1e-4), "optimizer"),
 ]  # fmt: skip
 
 
@@ -149,6 +154,13 @@ def in_groups(is_flat: Callable[[str], bool]) -> Make:
         )
 
     return make
+
+
+def test_a_group_for_what_is_frozen_may_be_empty():
+    torch.manual_seed(0)
+    model = Decoder()
+    model.embed.requires_grad_(False)
+    assert report_of("groups", model=model, optimizer=with_empty_group(model, lr=1e-4)).ok
 
 
 def test_muon_is_judged_by_the_step_that_each_group_gets():

@@ -157,6 +157,62 @@ def test_more_padding_of_a_source_changes_nothing(*, masked: bool):
     assert masked or "of padding" in report.failures[0].evidence or "a row cut" in report.failures[0].evidence
 
 
+class Coder(nn.Module):
+    """Draws the code of a row, and tells its tokens from that; what is coded may hold padding."""
+
+    def __init__(self, *, masked: bool):
+        super().__init__()
+        self.embed, self.places = nn.Embedding(VOCAB, DIM), nn.Embedding(2 * LENGTH, DIM)
+        self.head, self.masked = nn.Linear(DIM, VOCAB), masked
+
+    def forward(self, ids: Tensor) -> Tensor:
+        shown = (ids != 0)[..., None] if self.masked else torch.ones(*ids.shape, 1)
+        mean = (self.embed(ids) * shown).sum(1) / shown.sum(1)
+        code = mean + torch.randn_like(mean)
+        return self.head(code[:, None] + self.places(columns(ids)))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_what_is_drawn_for_a_row_is_no_padding(*, masked: bool):
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        return F.cross_entropy(model(ids).transpose(1, 2), ids, ignore_index=0)
+
+    report = report_of(
+        "padding", model=Coder(masked=masked), batches=batch()["ids"], loss=loss, declare={"pad_id": 0}
+    )
+    assert first(report)[0] == ("" if masked else "padding")
+
+
+class Listener(nn.Module):
+    """Tells the class of rows of frames by a query, which may see padding."""
+
+    def __init__(self, *, masked: bool):
+        super().__init__()
+        self.read, self.query = nn.Linear(5, DIM), nn.Parameter(torch.randn(1, DIM))
+        self.head, self.masked = nn.Linear(DIM, 3), masked
+
+    def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
+        x = self.read(frames)
+        shown = columns(frames[..., 0]) < lengths[:, None]
+        mask = shown[:, None] if self.masked else None
+        query = self.query.expand(len(x), 1, DIM)
+        return self.head(F.scaled_dot_product_attention(query, x, x, attn_mask=mask)[:, 0])
+
+
+@pytest.mark.parametrize(("masked", "failing"), [(True, ""), (False, "padding")])
+def test_frames_are_padded_too(*, masked: bool, failing: str):
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch["frames"], batch["lengths"]), batch["labels"])
+
+    lengths = torch.tensor(LENGTHS)
+    frames = torch.randn(ROWS, LENGTH, 5, generator=torch.Generator().manual_seed(2))
+    shown = torch.arange(LENGTH) < lengths[:, None]
+    batches = {"frames": frames * shown[..., None], "lengths": lengths, "labels": torch.arange(ROWS) % 3}
+    report = report_of("padding", model=Listener(masked=masked), batches=batches, loss=loss)
+    assert not report.untestable
+    assert first(report)[0] == failing
+
+
 # --------------------------------------------------------------------------------- the loss and its gradient
 
 

@@ -14,7 +14,7 @@ from cases import each
 from normlab.lab.recipes.build import build
 from normlab.trace.starts import cast_alike
 
-from .tiny import DIM, LENGTH, Decoder, first, groups, loss_of, report_of
+from .tiny import DIM, LENGTH, Decoder, first, groups, loss_of, report_of, tokens
 
 
 class Positioned(Decoder):
@@ -264,6 +264,22 @@ def test_angles_in_low_precision_fail():
     assert report_of("precision", model=sound).holds == ("precision",)
     assert first(report_of("precision", model=lossy)) == ("precision", "angles")
     assert "precision" in report_of("precision").untestable
+
+
+def divergence(model: nn.Module, batch: dict[str, Tensor], *, wide: bool) -> Tensor:
+    both = model(batch["ids"]), batch["logits"]
+    logits, targets = ((x.float() if wide else x).log_softmax(-1) for x in both)
+    return F.kl_div(logits, targets, reduction="none", log_target=True).sum(-1).mean()
+
+
+@pytest.mark.parametrize(("wide", "failing"), [(True, ("", "")), (False, ("precision", "loss"))])
+def test_a_loss_that_cancels_in_low_precision_fails(*, wide: bool, failing: tuple[str, str]):
+    torch.manual_seed(0)
+    model, ids = Turning(torch.float32).to(torch.bfloat16), tokens()
+    logits = model(ids).detach()
+    batch = {"ids": ids, "logits": logits + 0.02 * torch.randn(logits.shape).to(logits)}
+    loss = partial(divergence, wide=wide)
+    assert first(report_of("precision", model=model, batches=batch, loss=loss)) == failing
 
 
 class Multiplied(Turning):

@@ -384,6 +384,27 @@ def test_queries_and_keys_are_turned_alike(rotates: str, failing: tuple[str, str
     assert first(report_of("order", model=MixedWithTheTokenBefore(rotates))) == failing
 
 
+class Gated(Attending):
+    """An attention that holds one parameter more."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.ones(DIM))
+
+    def branch(self, x: Tensor) -> Tensor:
+        return super().branch(x) * self.gate
+
+
+@pytest.mark.parametrize(("odd", "failing"), [(Attending, ("order", "blocks.3")), (Gated, ("", ""))])
+def test_a_layer_of_another_kind_may_see_no_positions(odd: type[nn.Module], failing: tuple[str, str]):
+    torch.manual_seed(0)
+    model = Decoder()
+    model.blocks = nn.ModuleList([Turning(), Turning(), Turning(), odd()])
+    report = report_of("order", model=model)
+    assert first(report) == failing
+    assert [note.module for note in report.notes] == ([] if failing[0] else ["blocks.3"])
+
+
 class ImageClasses(Decoder):
     """Cuts images into squares by moving their numbers, and gives each a row of a table, or all one row."""
 

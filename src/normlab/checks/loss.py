@@ -171,9 +171,9 @@ def _elsewhere(step: StepUnderTest) -> Answers:
 @property_of("loss", explains=["initial_loss", "overfit", "padded_loss"], passes=2, uses=OTHER_BATCHES)
 def counted(step: StepUnderTest) -> Answers:
     """The loss leaves out padding, what labels hide and places of images, but counts the end of a text."""
-    if (real := step.facts.real_frames) is not None:
-        yield from _reads_padding(step, real)
-    if step.facts.real_frames is None or step.facts.sources:
+    if (frames := step.facts.frames) is not None:
+        yield from _reads_padding(step, frames.real)
+    if frames is None or step.facts.sources:
         yield from _counts_tokens(step)
 
 

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.base.units import count
@@ -91,7 +91,8 @@ def groups(step: StepUnderTest) -> Answers:
     every = [h for h in held(model, optimizers) if h.parameter.requires_grad]
     roles = {h.name: step.facts.roles.get(h.name, "hidden") for h in every}
     decays = (_decay(step, [h for h in every if h.optimizer is o], roles, o) for o in optimizers)
-    yield from chain(_settings(step, optimizers), _muon(step, every, roles), *decays)
+    yield from chain(_settings(step, optimizers), _empty(model, optimizers))
+    yield from chain(_muon(step, every, roles), *decays)
     yield from chain(_odd_one(step, every), _tokens(step, every, roles))
 
 
@@ -104,6 +105,18 @@ def _settings(step: StepUnderTest, optimizers: Sequence[Optimizer]) -> Answers:
     rates, asked = {float(g.get("initial_lr", g["lr"])) for g in groups_of(optimizers)}, step.setup.lr
     if asked and step.setup.scheduler is None and all(abs(rate - asked) > 1e-6 * asked for rate in rates):
         yield fail("optimizer", f"its rates are {sorted(rates)}; {asked} was asked for", "pass it that rate")
+
+
+def _empty(model: nn.Module, optimizers: Sequence[Optimizer]) -> Answers:
+    """A group with a rate of its own that holds nothing, though no parameter is frozen that it may be for."""
+    rates: dict[bool, set[float]] = {True: set(), False: set()}
+    for group in groups_of(optimizers):
+        rates[bool(group["params"])].add(float(group.get("initial_lr", group["lr"])))
+    unused = rates[False] - rates[True]
+    if unused and rates[True] and all(p.requires_grad for p in model.parameters()):
+        say = f"a group with a rate of its own ({', '.join(map(str, sorted(unused)))}) holds no parameter"
+        advice = "look at the names by which parameters are sorted: none of the model's matches"
+        yield fail("optimizer", f"{say}, though none is frozen", advice)
 
 
 def _muon(step: StepUnderTest, every: Sequence[Held], roles: Mapping[str, str]) -> Answers:

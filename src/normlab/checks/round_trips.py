@@ -12,7 +12,14 @@ from normlab.checks.property import FORWARD, OTHER_BATCHES, Answers, fail, needs
 from normlab.trace.budget import Cost
 from normlab.trace.compare import distance
 from normlab.trace.copies import copied_model
-from normlab.trace.equivalents import difference_when_loaded, generated, left_out, low_calls, roundings
+from normlab.trace.equivalents import (
+    difference_when_loaded,
+    generated,
+    left_out,
+    low_calls,
+    roundings,
+    roundings_of_loss,
+)
 from normlab.trace.facts import Unknown
 from normlab.trace.starts import NOT_MADE
 from normlab.trace.step_under_test import StepUnderTest
@@ -29,12 +36,20 @@ from normlab.trace.tensors import loose_tensors, shared_names, tensors_in
     uses=FORWARD,
 )
 def precision(step: StepUnderTest) -> Answers:
-    """In low precision, each module agrees with its float32 twin on the same inputs, up to rounding."""
+    """In low precision, each module agrees with its float32 twin on the same inputs, and the loss with that
+    of the same outputs in float32, up to rounding.
+    """
     for path, ratio, count in roundings(step):
         if ratio > count**0.5:
             say = f"its output is {ratio:.0f} roundings off its twin in float32"
             why = f"{say}, whose {count} operations explain {count**0.5:.1f}"
             yield fail(path, why, "compute angles, positions and norms in float32")
+    if (loss := roundings_of_loss(step)) is not None:
+        ratio, count = loss
+        if ratio > count + 1:
+            say = f"it is {ratio:.0f} roundings off that of the same outputs in float32"
+            why = f"{say}, and {count} operations make it of them"
+            yield fail("loss", why, "compute the loss in float32: outputs.float()")
 
 
 @property_of("round trips", explains=["meta"], passes=3, uses=FORWARD)

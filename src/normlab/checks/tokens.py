@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from math import nan
+from math import isnan, nan
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from normlab.checks.property import OTHER_BATCHES, Answers, Violation, fail, nee
 from normlab.trace import compare, equivalents
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
-from normlab.trace.facts.stacks import common, declares_itself
+from normlab.trace.facts.stacks import common, declares_itself, is_of_its_own_kind
 from normlab.trace.facts.tokens import (
     Arranged,
     Padding,
@@ -197,7 +197,14 @@ def padding(step: StepUnderTest) -> Answers:
             continue
         for test in (_unmarked, _under_padding, _arranged):
             yield from test(step, tokens, padded)
-    if len(reasons) == len(step.facts.sources):
+    frames_are_compared = False
+    if (frames := step.facts.frames) is not None:
+        size = equivalents.off_with_more_frames(step, frames)
+        frames_are_compared = not isnan(size)
+        if size > step.rounding:
+            say = f"one more frame of padding in {place_name(frames.place)} moves outputs by {size:.1e}"
+            yield fail("", f"{say} of their size", "pass the mask, or the lengths, to every layer")
+    if len(reasons) == len(step.facts.sources) and not frames_are_compared:
         raise Unknown(reasons[0] if reasons else "no tensor of the batch is looked up in an embedding")
 
 
@@ -322,6 +329,7 @@ def _in_each_layer(step: StepUnderTest) -> Answers:
         say, place = f"{len(flat)} of {len(layers)} layers see no positions", flat[0].module
         few, every = len(flat) > 1 or len(layers) < 3, [one.module for one in layers]
         meant = few or declares_itself(step.facts.stacks, place, every)
+        meant |= is_of_its_own_kind(step.model, place, every)
         yield note(place, say) if meant else fail(place, say, "this layer has lost its positions")
 
 

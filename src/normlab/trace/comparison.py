@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -134,10 +134,20 @@ class Comparison:
     def _takes_random_numbers(self) -> bool:
         """Return whether a training pass draws from the generators of torch, Python or numpy."""
         training = self._passes.training
-        with same_random_state(training.seed):
-            before = random_states()
-        with training.with_graph(graph=False):
-            return random_states() != before
+        return _states_after(training) != _states_before(training)
+
+    @cached_property
+    def outputs_are_drawn(self) -> bool:
+        """Whether the outputs depend on the random state in evaluation mode."""
+        exact = self._passes.exact
+        return distance(self.logits(exact), self.logits(exact.again(seed=1))) > self.rounding
+
+    def draws_the_same(self, trace: Trace) -> bool:
+        """Return whether a pass draws the random numbers of the exact one, and some: as many of them, from
+        the same generators in the same states.
+        """
+        exact = self._passes.exact
+        return _states_before(exact) != _states_after(exact) == _states_after(trace)
 
     def uses(self, path: str, call: int = 0) -> bool:
         """Return whether the loss depends on the output of a call of a module."""
@@ -186,3 +196,13 @@ class Comparison:
                 if any(x.is_floating_point() and distance(x, y) > 0 for x, y in pairs):
                     return True
         return False if ran else None
+
+
+def _states_before(trace: Trace) -> list[Any]:
+    with same_random_state(trace.seed):
+        return random_states()
+
+
+def _states_after(trace: Trace) -> list[Any]:
+    with trace.with_graph(graph=False):
+        return random_states()

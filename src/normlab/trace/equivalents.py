@@ -17,7 +17,7 @@ from normlab.trace.compare import distance, laid_out, shaken, whole
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.stacks import stream_of
-from normlab.trace.facts.tokens import Arranged, Padding, Tokens, restarts
+from normlab.trace.facts.tokens import Arranged, Frames, Padding, Tokens, restarts
 from normlab.trace.functions import FunctionCall, Functions
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import Place, apart, copied_batch, first_calls, map_tensors, replaced, tensors_in
@@ -25,6 +25,7 @@ from normlab.trace.trace import Event, Trace
 
 DRAWS: Final = 3
 WHOLE: Final = (torch.int32, torch.int64)
+LOW: Final = frozenset({torch.bfloat16, torch.float16})
 GENERATED: Final = 24
 """Number of tokens in a sequence that is generated with a cache; the first of them are read at once."""
 
@@ -46,9 +47,10 @@ def low_calls(step: StepUnderTest) -> tuple[Mapping[str, Any], float, bool]:
 
     with torch.autocast(device, cast, enabled=cast is not None), first_calls(inner, keep) as calls:
         trace.once()
-    low = {torch.bfloat16, torch.float16} & (types | casts)
+    written = {x.dtype for _, outputs in calls.values() for x in _floating(outputs)}
+    low = LOW & (types | casts | written)
     if not low:
-        raise Unknown("no parameter is in low precision, and nothing runs under autocast")
+        raise Unknown("nothing is in low precision: no parameter, and no output of a module")
     return calls, max(torch.finfo(t).eps for t in low), bool(casts)
 
 
@@ -79,6 +81,51 @@ def roundings(step: StepUnderTest) -> Iterator[tuple[str, float, int]]:
                 continue
             moved = _moved_by_one_rounding(twin, weights, wide, eps)
             yield path, _ratio(plain, moved, _floating(written), eps), max(operations, 1)
+
+
+def roundings_of_loss(step: StepUnderTest) -> tuple[float, int] | None:
+    """Return how far the loss that is made of outputs in low precision is from that of the same outputs in
+    float32, and how many operations make it. The distance is counted in roundings of the loss, or in what one
+    rounding of the outputs and of the batch does to it where that is more. None without such outputs, or if
+    the loss is made of other things as well.
+    """
+    trace, cast = step.unchanged, _autocast(step)
+    device = next(trace.model.parameters()).device.type
+    with torch.autocast(device, cast, enabled=cast is not None):
+        with first_calls({"": trace.model}, copied_batch) as calls:
+            low = trace.once().loss
+        written = calls[""][1] if "" in calls else None
+        types = {x.dtype for x in _floating(written)} & LOW
+        if low is None or not types or not step.copies.loss_runs_model:
+            return None
+        if not torch.equal(low, _loss_of_outputs(step, trace, written, trace.batch)[0]):
+            return None
+    eps, generator = max(torch.finfo(dtype).eps for dtype in types), torch.Generator().manual_seed(0)
+    wide = [copied_batch(values, torch.float32) for values in (written, trace.batch)]
+    exact, operations = _loss_of_outputs(step, trace, *wide)
+
+    def moved(_: Any, x: Tensor) -> Tensor:
+        return shaken(x, eps, generator) if x.is_floating_point() else x
+
+    rounded = eps / 2
+    for _ in range(DRAWS):
+        other, _ = _loss_of_outputs(step, trace, *(map_tensors(values, moved) for values in wide))
+        rounded = max(rounded, _apart(exact, other))
+    return _apart(exact, low) / rounded, operations
+
+
+def _loss_of_outputs(step: StepUnderTest, trace: Trace, outputs: Any, batch: Any) -> tuple[Tensor, int]:
+    """Return the loss of these outputs, whatever the model reads, and how many functions make it."""
+    model, calls = step.copies.make(), list[str]()
+    in_float32 = all(x.dtype not in LOW for x in _floating(outputs))
+    model = model.float() if in_float32 else model
+    model.forward = lambda *_, **__: outputs
+
+    def counted(model: nn.Module, batch: Any) -> Tensor:
+        with Functions(see=lambda call: calls.append(call.name)):
+            return trace.loss_of(model, batch)
+
+    return trace.again(model=model, batch=batch, loss_of=counted).loss, len(calls)
 
 
 def _run(module: nn.Module, values: Any) -> tuple[list[Tensor], int, list[Tensor]]:
@@ -199,13 +246,27 @@ def off_arranged(
 ) -> float:
     """Return how far outputs at these tokens `[B, T]` differ between a batch arranged as ``one`` and another,
     or the step's own; NaN if it does not run. ``where`` says which tokens, and which places only.
+
+    What a model draws belongs to the places of its batch. If that moves outputs, all rows are kept where they
+    are; and NaN is returned if a pass then still draws other numbers.
     """
-    a, b = (_arranged(step, real, way, **where) for way in (one, other or Arranged(one.rows)))
+    other = other or Arranged(one.rows)
+    a, b = (_arranged(step, real, way, **where) for way in (one, other))
+    apart = math.nan if a is None or b is None or a.shape != b.shape else distance(a, b)
+    if not apart > step.rounding or not step.comparison.outputs_are_drawn:
+        return apart
+    a, b = (_arranged(step, real, way, in_place=True, **where) for way in (one, other))
     return math.nan if a is None or b is None or a.shape != b.shape else distance(a, b)
 
 
 def _arranged(
-    step: StepUnderTest, real: Tensor, arranged: Arranged, tokens: Tokens | None = None, **where: Any
+    step: StepUnderTest,
+    real: Tensor,
+    arranged: Arranged,
+    tokens: Tokens | None = None,
+    *,
+    in_place: bool = False,
+    **where: Any,
 ) -> Tensor | None:
     base, (rows, columns, _), facts = step.comparison.logits(step.exact), arranged, step.facts
     pick, shown = real[rows], base if base.shape[0] == facts.rows else base.transpose(0, 1)
@@ -213,17 +274,46 @@ def _arranged(
         shown = shown[rows]
     else:
         try:
-            batch = facts.rearranged(arranged, tokens or facts.tokens, **where)
-            shown = step.comparison.logits(step.exact.again(batch=batch))
+            way = arranged.in_place(facts.rows) if in_place else arranged
+            other = step.exact.again(batch=facts.rearranged(way, tokens or facts.tokens, **where))
+            if in_place and not step.comparison.draws_the_same(other):
+                return None
+            shown = step.comparison.logits(other)
         except Exception:  # a model of a fixed width accepts no other
             return None
         shown = shown if base.shape[0] == facts.rows else shown.transpose(0, 1)
+        shown = shown[rows] if in_place else shown
         pick = pick.gather(1, columns(real.shape[1]))
     if (tokens and tokens.place != facts.tokens.place) or not facts.by_position(base):
         return shown
     if shown.shape[1] < pick.shape[1]:  # the last token has no output
         pick = (pick & pick.roll(-1, 1))[:, : shown.shape[1]]
     return shown[:, : pick.shape[1]][pick]
+
+
+def off_with_more_frames(step: StepUnderTest, frames: Frames) -> float:
+    """Return how far the outputs of the row that holds the most padding are from those that it gives with one
+    more frame of it; NaN if the model does not run on such frames, or draws other numbers then.
+    """
+    facts, real = step.facts, frames.real
+    batch = frames.with_one_more(facts.entries, step.exact.batch)
+    if batch is None:
+        return math.nan
+    try:
+        longer = step.exact.again(batch=batch)
+        base, other = (step.comparison.logits(trace) for trace in (step.exact, longer))
+    except Exception:  # a model of a fixed width accepts no other
+        return math.nan
+    if step.comparison.outputs_are_drawn and not step.comparison.draws_the_same(longer):
+        return math.nan
+    rows, length = real.shape
+    if base.shape[0] != rows:
+        return math.nan
+    row = int(real.sum(1).argmin())
+    base, other = base[row], other[row]
+    if other.ndim and base.ndim and (len(base), len(other)) == (length, length + 1):
+        base, other = base[real[row]], other[:length][real[row]]
+    return distance(base, other) if base.shape == other.shape else math.nan
 
 
 def generated(trace: Trace, ids: Tensor, name: str) -> tuple[Tensor, Tensor]:

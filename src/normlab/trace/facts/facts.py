@@ -30,14 +30,15 @@ from normlab.trace.facts.targets import (
 )
 from normlab.trace.facts.tokens import (
     Arranged,
+    Frames,
     Padding,
     Tokens,
     documents_of,
+    frames_of,
     is_offsets,
     looked_up,
     looked_up_through,
     padding_of,
-    real_frames_of,
 )
 from normlab.trace.facts.wiring import passed_by, passes_on
 from normlab.trace.functions import FunctionCall
@@ -303,9 +304,9 @@ class Facts:
         return padding_of(self, self.tokens)
 
     @cached_property
-    def real_frames(self) -> Tensor | None:
-        """Where frames of numbers are real, `[B, T]`; None if nothing says that some are not."""
-        return real_frames_of(self.entries.values(), self.rows)
+    def frames(self) -> Frames | None:
+        """The frames of numbers; None if nothing says that some are padding."""
+        return frames_of(self.entries, self.rows)
 
     @cached_property
     def documents(self) -> Tensor:

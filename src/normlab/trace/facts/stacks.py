@@ -257,10 +257,24 @@ def declares_itself(stacks: Stacks, odd: str, modules: Iterable[str]) -> bool:
 
 def learns(model: nn.Module, path: str) -> bool:
     """Return whether the smallest part around a module that has parameters is trained."""
-    own = list(model.get_submodule(path).parameters())
-    if not own and path:
-        return learns(model, path.rpartition(".")[0])
-    return any(p.requires_grad for p in own)
+    return any(p.requires_grad for _, p in parameters_around(model, path))
+
+
+def parameters_around(model: nn.Module, path: str) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters, by name, of the smallest part around a module that has any."""
+    parameters = list(model.get_submodule(path).named_parameters())
+    if not parameters and path:
+        return parameters_around(model, path.rpartition(".")[0])
+    return parameters
+
+
+def is_of_its_own_kind(model: nn.Module, odd: str, modules: Iterable[str]) -> bool:
+    """Return whether the odd module holds parameters of other names or shapes than each of the others."""
+
+    def kind(path: str) -> list[tuple[str, torch.Size]]:
+        return [(name, p.shape) for name, p in parameters_around(model, path)]
+
+    return all(kind(path) != kind(odd) for path in modules if path != odd)
 
 
 class _Odd(NamedTuple):

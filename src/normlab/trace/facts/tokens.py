@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normlab.trace.facts import Unknown
 from normlab.trace.functions import FunctionCall
-from normlab.trace.tensors import Place, replaced
+from normlab.trace.tensors import Place, map_tensors, replaced
 
 if TYPE_CHECKING:
     from normlab.trace.facts.facts import Facts
@@ -219,6 +219,20 @@ class Arranged(NamedTuple):
     batch: Any = None
     """The batch, if it is not the step's own."""
 
+    def in_place(self, count: int) -> Arranged:
+        """Return the same of all ``count`` rows, each in its place: the others take the columns of the first
+        of these.
+        """
+        columns = self.columns
+
+        def of_all(width: int) -> Tensor:
+            picked = columns(width) if columns else torch.arange(width).expand(len(self.rows), -1)
+            every = picked[:1].repeat(count, 1)
+            every[self.rows] = picked
+            return every
+
+        return self._replace(rows=torch.arange(count), columns=of_all)
+
 
 class Padding(NamedTuple):
     """Where the tokens `[B, T]` are real, and who says so."""
@@ -315,23 +329,51 @@ def padding_of(facts: Facts, tokens: Tokens) -> Padding:
     )
 
 
-def real_frames_of(entries: Iterable[Tensor], rows: int) -> Tensor | None:
-    """Return `[B, T]`, True at frames that are no padding: rows of frames `[B, T, …]` end in zeros, and
+class Frames(NamedTuple):
+    """Rows of frames `[B, T, …]` that are filled up with zeros."""
+
+    real: Tensor
+    """`[B, T]`, True at frames that are no padding."""
+    place: Place
+    told_by: Place
+    """The place of the mask, or of the rows' lengths, that says so."""
+
+    def with_one_more(self, entries: Mapping[Place, Tensor], batch: Any) -> Any:
+        """Return the batch with one more frame of padding in each row; None if other entries are as long,
+        which may or may not belong to the frames.
+        """
+        longer = {self.place, self.told_by}
+        length = self.real.shape[1]
+        as_long = {place for place, x in entries.items() if length in x.shape[1:]}
+        if not as_long <= longer:
+            return None
+        row = int((~self.real[:, -1]).nonzero()[0, 0])  # a row whose last frame is padding
+
+        def change(place: Place, x: Tensor) -> Tensor:
+            if place not in as_long:
+                return x
+            return torch.cat([x, x[row, -1:].expand(len(x), 1, *x.shape[2:])], 1)
+
+        return map_tensors(batch, change)
+
+
+def frames_of(entries: Mapping[Place, Tensor], rows: int) -> Frames | None:
+    """Return the frames of a batch of which some are padding: rows of frames `[B, T, …]` end in zeros, and
     another entry, a mask or the rows' lengths, says so at each of them. None if there are no such entries.
     """
-    known = [x.cpu() for x in entries if x.ndim and x.shape[0] == rows]
-    for frames in known:
+    known = {place: x.cpu() for place, x in entries.items() if x.ndim and x.shape[0] == rows}
+    for place, frames in known.items():
         if frames.ndim < 3 or not frames.is_floating_point():
             continue
         real = ~_runs(~frames.flatten(2).any(-1))[1]
         if real.all() or not real.any(1).all():
             continue
         counts = real.sum(1)
-        for x in known:
+        for other, x in known.items():
             is_mask = x.shape == real.shape and len(torch.unique(x)) == 2
             is_length = x.shape == counts.shape and not x.is_floating_point()
             if (is_mask and (x == x.max()).equal(real)) or (is_length and x.equal(counts.to(x))):
-                return real
+                return Frames(real, place, other)
     return None
 
 
