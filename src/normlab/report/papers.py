@@ -32,6 +32,7 @@ from normlab.report.page import (
     PageTable,
     Section,
     Text,
+    already_drawn,
     anchor,
     breakable,
     labelled,
@@ -163,7 +164,7 @@ def _charts(
     caption = f"Shade: {drawing.shade.replace('_', ' ')}." if drawing.kind == "cells" else caption
     name = f"{anchor(drawing.table)}-{place}"
     return [
-        labelled(Chart(name, drawing.title, caption, chart), panel)
+        labelled(Chart(name, drawing.title, caption, already_drawn(chart)), panel)
         for panel, chart in panels(drawing, table, legend).items()
     ]
 

@@ -27,7 +27,7 @@ from normlab.report.page import (
     Text,
     breakable,
     capital,
-    whole,
+    with_whole_rates,
 )
 from normlab.scaling import ALL
 
@@ -43,7 +43,7 @@ def transfer_page(transfer: Mapping[str, Any]) -> Page:
     facts = [f"{name} {value}" for name, value in transfer["facts"].items()]
     return Page(
         title=str(transfer["title"]),
-        headline=whole(transfer["sentence"]),
+        headline=with_whole_rates(transfer["sentence"]),
         facts=[*facts, f"{count(cost['trials'], 'trial')} in {duration(cost['seconds'])}"],
         lead=f"The plan: {transfer['plan']}.",
         blocks=list(_sections(transfer, view)),

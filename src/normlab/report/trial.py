@@ -24,7 +24,7 @@ from normlab.report.page import (
     Section,
     Text,
     capital,
-    whole,
+    with_whole_rates,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def trial_page(trials: Mapping[str, Any]) -> Page:
     headline, _, rest = trials["sentence"].partition("; ")
     return Page(
         title=str(trials.get("title") or f"Learning rates of {trials['model']}"),
-        headline=whole(headline),
+        headline=with_whole_rates(headline),
         facts=[*facts, f"{count(number, 'trial')} in {duration(trials['seconds'])}"],
         lead=f"{capital(rest)}." if rest else "",
         blocks=list(_sections(trials, every, rates)),
