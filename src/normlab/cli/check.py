@@ -114,9 +114,9 @@ class CheckCommand(ExaminedFlags):
     def _write(self, shown: list[dict[str, Any]]) -> None:
         """Write reports as programs read them. Raises SystemExit with their exit code, unless that is 0."""
         if self.junit or self.sarif:
-            from normlab.report import check
+            from normlab.report.ci_formats import junit, sarif
 
-            for path, write in ((self.junit, check.junit), (self.sarif, check.sarif)):
+            for path, write in ((self.junit, junit), (self.sarif, sarif)):
                 if path is not None:
                     write_text_atomic(path, write(shown))
         if self.as_json:
