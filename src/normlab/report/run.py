@@ -16,11 +16,11 @@ from normlab.base.units import duration, rate
 from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.lab.runs.folder import RunFolder, Status, read_scores
-from normlab.report.charts.comparison import CurveAxis
+from normlab.report.charts.curves import CurveAxis
 from normlab.report.curves import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
 from normlab.report.page import Cell, Chart, Columns, Page, PageTable, Section
 from normlab.report.runs import Curve, RunView, curve_frame, marks, run_details, run_frame, seed_of, view
-from normlab.report.watch import flown, watched
+from normlab.report.watch import flight_sections, sublayer_sections
 
 TRAINING, DEV, EXCHANGED = "training", "dev", "dev, sources exchanged"
 SIDES: Final = (TRAINING, DEV, EXCHANGED)
@@ -54,8 +54,8 @@ def run_page(folder: Path) -> str:
         lead=run.status.outcome.evidence if run.status.outcome else "",
         blocks=[
             Section("", [_pictures(run)], "pictures", listed=False),
-            *flown(files.flights()),
-            *watched(probes),
+            *flight_sections(files.flights()),
+            *sublayer_sections(probes),
             *_test(run, read_scores(files.best_scores)),
             Section("The run, exactly", run_details(run, {}).blocks, f"run-{run.id}"),
         ],
