@@ -473,7 +473,7 @@ class ReproduceCommand:
 
     def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
         """Measure an artefact unless it is measured, print its measures, write its page; return success."""
-        from normlab.report.papers import write_reproduction_page
+        from normlab.report.reproduction import write_reproduction_page
 
         folder = folders(self.runs)[0]
         (found,) = _standings_of([artefact], self.runs, self.scale)
