@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from normlab.base.metric import NLL, Metric
-from normlab.report.charts.comparison import CurveAxis, curve
+from normlab.report.charts.curves import CurveAxis, curve
 from normlab.report.charts.drawing import Drawn
 from normlab.report.charts.theme import POINTS
 from normlab.report.page import Chart

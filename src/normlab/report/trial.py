@@ -133,7 +133,7 @@ def _chart_by_step(setup: TrialsResult, place: int, names: Sequence[str]) -> Cha
     def draw(points: int) -> Drawn:
         import polars as pl
 
-        from normlab.report.charts.comparison import CurveAxis, curve
+        from normlab.report.charts.curves import CurveAxis, curve
 
         rows: list[tuple[Any, ...]] = []
         for trial, losses in zip(trials, curves, strict=True):
