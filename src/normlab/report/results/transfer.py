@@ -157,6 +157,7 @@ class CoordinateCheck:
     @classmethod
     def of(cls, check: Mapping[str, Any]) -> Self:
         values = fields_of(cls, check)
+        values["seeds"], values["notes"] = tuple(check["seeds"]), tuple(check["notes"])
         values["rows"] = [CoordinateRow.of(row) for row in check["rows"]]
         values["fault"] = CoordinateRow.of(check["fault"]) if check["fault"] else None
         return cls(**values)
