@@ -97,7 +97,7 @@ class ConfigFlags(_Sections):
 
     def changed(self, config: Config) -> list[str]:
         """The fields whose values differ from a configuration's."""
-        names = []
+        names: list[str] = []
         for section in _SECTIONS:
             others = vars(getattr(config, section))
             flags = vars(getattr(self, section))

@@ -106,7 +106,7 @@ class TranslateCommand(RunFlags):
         if self.n_best is None:
             written = translate(folder.path, lines, decode, **how)
         else:
-            written = []
+            written = list[str]()
             candidates_of_lines = n_best(folder.path, lines, self.n_best, decode, **how)
             for number, candidates in enumerate(candidates_of_lines, start=1):
                 written += [f"{number}\t{c.score:z.4f}\t{c.text}" for c in candidates]

@@ -151,7 +151,7 @@ def recipe_results(comparison: Comparison) -> pl.DataFrame:
 def seed_scores(comparison: Comparison) -> pl.DataFrame:
     """Return the headline test score of each seed's run, if it has one."""
     headline = comparison.headline.name
-    rows = []
+    rows: list[tuple[str | float, ...]] = []
     for recipe in comparison.recipes:
         scores = recipe.scores.get(headline, ())
         runs = zip(comparison.seeds, recipe.runs, recipe.outcomes, scores, strict=False)

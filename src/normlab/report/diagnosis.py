@@ -107,7 +107,7 @@ def _findings(result: DiagnosisResult, charts: Sequence[str]) -> list[Block]:
     grave = [finding for finding in others if finding.severity != "note"]
     notes = [finding for finding in others if finding.severity == "note"]
     blocks: list[Block] = [Html(_listed(grave, charts))] if grave else []
-    if result.cause in result.findings:
+    if result.cause is not None and result.cause in result.findings:
         evidence = Markup('<ul class="findings">{}</ul>').format(_evidence(result.cause, charts))
         blocks.append(Details("What the first line is based on", [Html(evidence)]))
     if notes:

@@ -279,6 +279,6 @@ def _how(standing: ArtefactStatus) -> Section:
 def _in_words(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_in_words(inner)}" for name, inner in value.items())
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return ", ".join(map(str, value))
     return str(value)

@@ -40,7 +40,8 @@ class DiagnosisView:
         self.studies = result.studies
 
     @cached_property
-    def sublayers(self) -> dict[tuple[str, int], Row]:
+    def sublayers(self) -> dict[tuple[str, int | None], Row]:
+        """The row of each sublayer by its stack and index; a stack's input, without an index, has none."""
         return {(row["stack"], row["index"]): row for row in self.tables.get("structure", ())}
 
     @cached_property

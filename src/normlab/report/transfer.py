@@ -143,7 +143,7 @@ class _View:
             return Cell("–", tone="faint", title="not tried")
         if trials.stopped:
             return Cell("stopped", trials.stopped, tone="alarm")
-        losses, seeds = list(trials.losses.values()), self.result.seeds
+        losses, seeds = trials.known, self.result.seeds
         mean = f"{fmean(losses):.3f}"
         if len(losses) >= seeds:
             return Cell(mean)

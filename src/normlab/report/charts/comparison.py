@@ -89,7 +89,7 @@ def _dots(to_scale: pl.DataFrame, x: alt.X, y: alt.Y, colour: alt.Color, metric:
     digits = f".{metric.digits + 1}f"
     tooltip = [recipe_name()]
     tooltip += [alt.Tooltip(f"{name}:Q", title=name, format=digits) for name in ("value", "low", "high")]
-    tooltip.append("note:N")
+    tooltip.append(alt.Tooltip("note:N"))
     bar = {"strokeWidth": 3, "strokeCap": "round", "clip": True}
     layers = layer(to_scale, "rule", bar, **shared, x=alt.X("low:Q", scale=x["scale"]), x2="high:Q")
     layers += layer(to_scale, "circle", {"size": 120, "opacity": 1}, **shared, x=x, tooltip=tooltip)

@@ -195,7 +195,7 @@ def _rows_in_order(drawable: pl.DataFrame, chart: Strips) -> list[str]:
     """The names of the strips that have a tick: by category, first those that the chart orders."""
     present = set(drawable["row"].to_list())
     ordered = [category.replace("_", "-") for category in chart.order]
-    order = []
+    order: list[str] = []
     for category in dict.fromkeys([*ordered, *drawable["category"].to_list()]):
         order += [f"{category}, {quantity}" for quantity in chart.quantities]
     return [row for row in order if row in present]
