@@ -96,20 +96,20 @@ class CheckCommand(ExaminedFlags):
         for source, is_one_of_several in self.sources():
             with progress_line() as progress:
                 report, setup = self._tested(source, progress, allowed)
-            plain = self._plain(source, report, setup) | {"command": command}
-            reports.append(plain)
+            values = self._plain(source, report, setup) | {"command": command}
+            reports.append(values)
             if not self.as_json:
                 _print(source.title, source.facts, report)
-            self._write_page(plain, f"-{source.name}" if is_one_of_several else "")
+            self._write_page(values, f"-{source.name}" if is_one_of_several else "")
         self._write(reports)
 
-    def _write_page(self, plain: dict[str, Any], suffix: str = "") -> None:
+    def _write_page(self, values: dict[str, Any], suffix: str = "") -> None:
         """Write the page of a report, if one is asked for."""
         if self.out is not None:
             from normlab.report.check import check_page
 
             page = self.out.with_name(f"{self.out.stem}{suffix}{self.out.suffix or '.html'}")
-            self.print_page(check_page(plain).write(page))
+            self.print_page(check_page(values).write(page))
 
     def _write(self, reports: list[dict[str, Any]]) -> None:
         """Write reports as programs read them. Raises SystemExit with their exit code, unless that is 0."""
@@ -120,8 +120,8 @@ class CheckCommand(ExaminedFlags):
                 if path is not None:
                     write_text_atomic(path, write(reports))
         if self.as_json:
-            self.print_json([contract.document(plain) for plain in reports])
-        code = contract.exit_code(plain["verdict"] for plain in reports)
+            self.print_json([contract.document(values) for values in reports])
+        code = contract.exit_code(values["verdict"] for values in reports)
         if code:
             raise SystemExit(code)
 
@@ -235,18 +235,21 @@ class CheckCommand(ExaminedFlags):
         title = f"{report.model} of {script}"
         if not self.as_json:
             _print(title, {}, report)
-        plain: dict[str, Any] = to_plain(report.to_dict() | {"title": title, "command": command})
-        self._write_page(plain)
-        return plain
+        values: dict[str, Any] = to_plain(report.to_dict() | {"title": title, "command": command})
+        self._write_page(values)
+        return values
 
     def _plain(self, source: NamedSetup, report: Report, setup: Setup) -> dict[str, Any]:
         from normlab.checks.baseline import parameters_of
         from normlab.setups.named import sources
 
         places = {finding.module for finding in (*report.failures, *report.notes)}
-        plain: dict[str, Any] = to_plain(report.to_dict() | {"title": source.title})
-        plain["facts"] = {**source.facts, **plain["facts"]}
-        return plain | {"sources": sources(setup, places), "parameters": to_plain(parameters_of(setup.model))}
+        values: dict[str, Any] = to_plain(report.to_dict() | {"title": source.title})
+        values["facts"] = {**source.facts, **values["facts"]}
+        return values | {
+            "sources": sources(setup, places),
+            "parameters": to_plain(parameters_of(setup.model)),
+        }
 
 
 def _print(title: str, facts: Mapping[str, str], report: Report) -> None:

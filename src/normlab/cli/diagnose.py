@@ -76,9 +76,9 @@ class DiagnoseCommand(ExaminedFlags):
         for source, _ in self.sources():
             diagnosis = self._diagnosed(source)
             problems += len(diagnosis.at_least("problem"))
-            plain = to_plain(diagnosis.to_plain() | {"title": source.title, "case": dict(source.facts)})
-            diagnoses.append(plain)
-            page = write_diagnosis(plain | {"command": command}, *self._place(source))
+            values = to_plain(diagnosis.to_plain() | {"title": source.title, "case": dict(source.facts)})
+            diagnoses.append(values)
+            page = write_diagnosis(values | {"command": command}, *self._place(source))
             if not self.as_json:
                 _print(source, diagnosis, page)
         if self.as_json:

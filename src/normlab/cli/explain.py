@@ -34,8 +34,8 @@ class ExplainCommand:
         known = explanations() | ranks_explanations()
         chosen = [known[name] for name in self.properties or known]
         if self.as_json:
-            plain = [asdict(explanation) | {"source": explanation.source} for explanation in chosen]
-            print(json.dumps(plain, ensure_ascii=False))
+            documents = [asdict(explanation) | {"source": explanation.source} for explanation in chosen]
+            print(json.dumps(documents, ensure_ascii=False))
         elif self.properties:
             terminal.write("\n\n".join("\n".join(explanation.lines()) for explanation in chosen))
         else:

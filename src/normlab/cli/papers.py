@@ -235,7 +235,7 @@ def _standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPT
 
 def _plain(standing: ArtefactStatus, findings: Mapping[str, Finding]) -> dict[str, Any]:
     """An artefact as plain data for JSON, without its tables."""
-    artefact, found = standing.artefact, standing.found
+    artefact, reproduction = standing.artefact, standing.found
     return {
         "id": artefact.id,
         "paper": artefact.paper,
@@ -246,9 +246,9 @@ def _plain(standing: ArtefactStatus, findings: Mapping[str, Finding]) -> dict[st
         "state": standing.state,
         "scale": standing.scale,
         "measures": {name: to_plain(value) for name, value in standing.measures.items()},
-        "runs": [] if found is None else [row["run"] for row in found.tables.get("runs", ())],
+        "runs": [] if reproduction is None else [row["run"] for row in reproduction.tables.get("runs", ())],
         "findings": [id_ for id_, finding in findings.items() if artefact.id in finding.artefacts],
-        "seconds": None if found is None else found.seconds,
+        "seconds": None if reproduction is None else reproduction.seconds,
         "file": None if standing.path is None else str(standing.path),
     }
 

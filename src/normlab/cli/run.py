@@ -115,21 +115,21 @@ class FoldCommand(RunFlags):
 
         folder = self.folder()
         out = self.out or folder.path.with_name(f"plain-{folder.path.name}")
-        plain = fold(folder, out, weights=self.weights or "", max_positions=self.max_positions)
-        allowed = BOUND * plain.largest_logit
-        print(f"rewrote {plain.before} as {plain.after} ({plain.weights}) in {plain.run}")
-        for sentence in plain.kept:
+        folded = fold(folder, out, weights=self.weights or "", max_positions=self.max_positions)
+        allowed = BOUND * folded.largest_logit
+        print(f"rewrote {folded.before} as {folded.after} ({folded.weights}) in {folded.run}")
+        for sentence in folded.kept:
             print(f"  {sentence}")
         print(
-            f"largest difference of logits on {plain.batches} dev batches: {plain.float32:.2g} in float32, "
-            f"{plain.float64:.2g} in float64 (largest logit {plain.largest_logit:.3g}; allowed in float32: "
+            f"largest difference of logits on {folded.batches} dev batches: {folded.float32:.2g} in float32, "
+            f"{folded.float64:.2g} in float64 (largest logit {folded.largest_logit:.3g}; allowed in float32: "
             f"{allowed:.2g})"
         )
-        if plain.outputs:
-            print(f"greedy outputs on dev: {plain.equal_outputs:,} of {plain.outputs:,} are equal")
-        print(f"parameters: {plain.parameters_before:,} before, {plain.parameters_after:,} after")
-        if plain.positions:
-            print(f"longest input: {plain.positions:,} positions")
+        if folded.outputs:
+            print(f"greedy outputs on dev: {folded.equal_outputs:,} of {folded.outputs:,} are equal")
+        print(f"parameters: {folded.parameters_before:,} before, {folded.parameters_after:,} after")
+        if folded.positions:
+            print(f"longest input: {folded.positions:,} positions")
         print(f"run: {out}")
 
 

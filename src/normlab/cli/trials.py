@@ -163,17 +163,17 @@ class TrialCommand(_TrialFlags):
                     progress=progress,
                     announce=errors.write,
                 )
-            plain = to_plain({**answer.to_dict(), "title": source.title})
-            plain["facts"] = {**source.facts, **plain["facts"]}
-        plain["command"] = command
+            values = to_plain({**answer.to_dict(), "title": source.title})
+            values["facts"] = {**source.facts, **values["facts"]}
+        values["command"] = command
         if self.as_json:
-            self.print_json([plain])
+            self.print_json([values])
         else:
-            _print_trials(TrialsResult.of(plain))
+            _print_trials(TrialsResult.of(values))
         if self.out is not None:
             from normlab.report.trial import trial_page
 
-            self.print_page(trial_page(plain).write(self.out))
+            self.print_page(trial_page(values).write(self.out))
         if answer.interrupted:
             raise _interrupted(self.folder)
 
@@ -305,15 +305,15 @@ class TransferCommand(_TrialFlags):
                 announce=errors.write,
                 since=since,
             )
-        plain = {**to_plain(answer.to_dict()), "command": command}
+        values = {**to_plain(answer.to_dict()), "command": command}
         if self.as_json:
-            self.print_json([plain])
+            self.print_json([values])
         else:
-            _print_transfer(TransferResult.of(plain))
+            _print_transfer(TransferResult.of(values))
         if self.out is not None:
             from normlab.report.transfer import transfer_page
 
-            self.print_page(transfer_page(plain).write(self.out))
+            self.print_page(transfer_page(values).write(self.out))
         if answer.interrupted:
             raise _interrupted(self.folder)
         if answer.verdict == SHIFTS:
