@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 from xml.etree import ElementTree
 
@@ -128,8 +129,9 @@ def _location(result: CheckResult, module: str) -> dict[str, Any]:
         location["logicalLocations"] = [{"fullyQualifiedName": module, "kind": "module"}]
     source = result.sources.get(module)
     if source is not None:
+        file = Path(source.file)
         location["physicalLocation"] = {
-            "artifactLocation": {"uri": source.file},
+            "artifactLocation": {"uri": file.as_uri() if file.is_absolute() else source.file},
             "region": {"startLine": source.line},
         }
     return location
