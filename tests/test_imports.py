@@ -10,6 +10,8 @@ RESULTS = (
     "normlab.checks.report",
     "normlab.lab.comparison.result",
     "normlab.diagnosis.result",
+    "normlab.judging.experiment",
+    "normlab.judging.judgement",
     "normlab.scaling.verdict",
     "normlab.trials.verdict",
     "normlab.watching.watcher",

@@ -142,7 +142,8 @@ def paper_pages() -> Iterator[tuple[str, str]]:
     from normlab.papers.finding import own_findings, reviewed
     from normlab.papers.regimes import read_book
     from normlab.papers.results import KEPT, at_other_scales, result_name, standing
-    from normlab.report.papers import papers_page, reproduction_page
+    from normlab.report.papers import papers_page
+    from normlab.report.reproduction import reproduction_page
 
     standings = [standing(artefact, [KEPT]) for artefact in ARTEFACTS.values()]
     others = at_other_scales(ARTEFACTS.values(), [KEPT])

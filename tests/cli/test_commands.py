@@ -16,8 +16,8 @@ from normlab.base.metric import Outcome
 from normlab.cli import terminal
 from normlab.cli.compare import print_comparison
 from normlab.cli.main import main
+from normlab.cli.progress import ProgressDisplay
 from normlab.cli.run import print_run, print_runs
-from normlab.cli.terminal import ProgressDisplay
 from normlab.lab.comparison.result import Comparison, Interval, RecipeDifference, RecipeResult, SweepRun
 from normlab.lab.config import Config, OptimConfig
 from normlab.lab.recipes.grammar import listed

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from normlab.base.metric import Outcome
-from normlab.cli.terminal import ProgressDisplay, RunBar, Tail
+from normlab.cli.progress import ProgressDisplay, RunBar, Tail
 from normlab.lab.config import Config, OptimConfig, SeedConfig, TrainConfig
 from normlab.lab.runs import RunFolder, Status
 from normlab.lab.tasks.translation import Translation
@@ -67,35 +67,35 @@ class TestTail:
         assert tail.rows() == (True, again)
 
 
-class TestView:
+class TestRunBar:
     def test_pace_and_what_is_left(self):
-        view = RunBar.of(config(), Translation.metrics)
-        view.state = "running"
-        assert view.remaining_seconds is None
+        bar = RunBar.of(config(), Translation.metrics)
+        bar.state = "running"
+        assert bar.remaining_seconds is None
         for step in range(10, 41, 10):
-            view.see(row(step))
-        assert view.tokens_per_second == pytest.approx(1000 / 0.1)
-        assert view.remaining_seconds == pytest.approx(60 * 0.1)
+            bar.add(row(step))
+        assert bar.tokens_per_second == pytest.approx(1000 / 0.1)
+        assert bar.remaining_seconds == pytest.approx(60 * 0.1)
 
     def test_best_is_the_highest_so_far(self):
-        view = RunBar.of(config(), Translation.metrics)
+        bar = RunBar.of(config(), Translation.metrics)
         for step, bleu in ((10, 1.0), (20, 12.5), (30, 11.0)):
-            view.see(dev(step, bleu))
-        assert dict(view.cells())["best BLEU"] == "12.5"
+            bar.add(dev(step, bleu))
+        assert dict(bar.cells())["best BLEU"] == "12.5"
 
     def test_numbers_that_are_not_finite_are_shown(self):
-        view = RunBar.of(config(), Translation.metrics)
-        view.see({**row(10), "loss": "nan", "grad_norm_l2": "inf"})
-        assert dict(view.cells())["loss"] == "nan"
-        assert dict(view.cells())["gradient norm"] == "inf"
+        bar = RunBar.of(config(), Translation.metrics)
+        bar.add({**row(10), "loss": "nan", "grad_norm_l2": "inf"})
+        assert dict(bar.cells())["loss"] == "nan"
+        assert dict(bar.cells())["gradient norm"] == "inf"
 
     def test_the_line_says_everything(self):
-        view = RunBar.of(config(seed=3), Translation.metrics)
-        view.state = "running"
+        bar = RunBar.of(config(seed=3), Translation.metrics)
+        bar.state = "running"
         for step in (10, 20):
-            view.see(row(step))
-        view.see(dev(20, 7.25))
-        assert view.line() == (
+            bar.add(row(step))
+        bar.add(dev(20, 7.25))
+        assert bar.line() == (
             "pre+rmsnorm · 1e-3 · seed 3 [running]: step 20/100, tokens/s 10,000, loss 3.000, "
             "gradient norm 0.5, lr 1e-3, best BLEU 7.2, ETA 8.0 s"
         )
@@ -154,7 +154,7 @@ def test_a_terminal_shows_one_row_a_run_and_as_many_as_fit(folders):
 
 
 def test_the_phase_is_shown_with_its_progress(folders, monkeypatch):
-    monkeypatch.setattr("normlab.cli.terminal.LOG_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("normlab.cli.progress.LOG_EVERY_SECONDS", 0.0)
     out = io.StringIO()
     progress = ProgressDisplay(Console(file=out))
     with progress:
@@ -169,8 +169,8 @@ def test_the_phase_is_shown_with_its_progress(folders, monkeypatch):
 def test_a_run_of_this_process_is_shown_by_its_rows(tmp_path):
     out = io.StringIO()
     progress = ProgressDisplay(Console(file=out))
-    see = progress.watch_one(config(), Translation.metrics, tmp_path)
-    see(row(10))
-    see(dev(10, 3.0))
+    add = progress.watch_one(config(), Translation.metrics, tmp_path)
+    add(row(10))
+    add(dev(10, 3.0))
     assert out.getvalue().count("\n") == 2
     assert "[running]: step 10/100" in out.getvalue()

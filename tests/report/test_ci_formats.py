@@ -6,7 +6,7 @@ import pytest
 from junitparser import JUnitXml
 from sarif_pydantic import Sarif
 
-from normlab.report.check import junit, sarif
+from normlab.report.ci_formats import junit, sarif
 
 ODD = 'a <b> & "c" \x00\x1b é \U0001f600'
 

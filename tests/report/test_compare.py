@@ -12,7 +12,7 @@ from markupsafe import Markup
 from normlab.lab.comparison.compare import judge
 from normlab.lab.comparison.result import Comparison
 from normlab.report.compare import compare_page, write_compare_page
-from normlab.report.comparison_charts import slug
+from normlab.report.comparison_words import slug
 from normlab.report.page import LIMIT_BYTES
 from report import example
 

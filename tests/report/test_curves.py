@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 import vl_convert
 
-from normlab.report.charts.comparison import CurveAxis, curve
+from normlab.report.charts.curves import CurveAxis, curve
 from normlab.report.charts.theme import MANY, theme
 
 LOSS = CurveAxis("nll", "nats")

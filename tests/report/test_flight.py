@@ -12,7 +12,7 @@ from normlab.lab.runs.folder import RunFolder, Status
 from normlab.report.charts.probes import curves_by_depth
 from normlab.report.page import Chart, Columns, Notes, Text
 from normlab.report.run import run_page
-from normlab.report.watch import flown, watched, write_probes_page
+from normlab.report.watch import flight_sections, sublayer_sections, write_probes_page
 
 OUTSIDE = {"step": 1, "stack": None, "index": None, "module": "embedding", "value": 1.0}
 OUTSIDE |= {"signal": "grad", "statistic": "l2"}
@@ -40,7 +40,7 @@ REPORT = {
 
 
 def test_a_chart_for_each_probe_and_stack():
-    (section,) = watched(rows())
+    (section,) = sublayer_sections(rows())
     (grid,) = section.blocks
     assert isinstance(grid, Columns)
     charts = [block for block in grid.blocks if isinstance(block, Chart)]
@@ -52,16 +52,16 @@ def test_a_chart_for_each_probe_and_stack():
 
 def test_a_table_has_the_mean_of_the_micro_batches_of_a_step():
     again = [row | {"value": row["value"] + 1} for row in rows(steps=1)]
-    (section,) = watched([*rows(), *again])
+    (section,) = sublayer_sections([*rows(), *again])
     names = "encoder.sublayers.0", "encoder.sublayers.1"
     first = section.blocks[0].blocks[0].rows[0]
     assert first == {"step": 1, names[0]: 2.5, names[1]: 3.5}
 
 
 def test_nothing_measured_is_no_section():
-    assert watched([]) == []
-    assert watched([OUTSIDE]) == []
-    assert flown([]) == []
+    assert sublayer_sections([]) == []
+    assert sublayer_sections([OUTSIDE]) == []
+    assert flight_sections([]) == []
 
 
 @pytest.mark.parametrize(("layers", "most"), [(3, 400), (100, 120)])
@@ -80,7 +80,7 @@ def test_values_that_a_log_axis_cannot_hold_are_left_out():
 
 
 def test_a_report_is_a_sentence_with_its_evidence():
-    (section,) = flown([REPORT])
+    (section,) = flight_sections([REPORT])
     sentence, notes = section.blocks
     assert sentence == Text("Layer <b> left its range.", "alarm")
     assert isinstance(notes, Notes)

@@ -27,7 +27,7 @@ from normlab.report.page import (
 def chart(name: str, points: int = 3) -> Chart:
     table = pl.DataFrame({"x": range(points), "y": ["</script><script>alert(1)"] * points})
     drawn = finish([alt.Chart(rows(table)).mark_point().encode(x="x:Q")], 100)
-    return Chart(name, f"The {name}", "", drawn)
+    return Chart(name, f"The {name}", "", lambda _: drawn)
 
 
 def make(*blocks: page.Block, headline: str = "All is well") -> Page:
@@ -100,7 +100,7 @@ def test_a_page_that_would_be_too_large_has_fewer_points_and_then_names_files(mo
         Details("Kept", [Code("k" * 3000)]),
     )
     sizes = []
-    for _ in page.SHORTER:
+    for _ in page.FORMS:
         html = long.html()
         sizes.append(len(html.encode()))
         kept = "e" * 3000 in html, "c" * 3000 in html
@@ -108,7 +108,7 @@ def test_a_page_that_would_be_too_large_has_fewer_points_and_then_names_files(mo
         assert "k" * 3000 in html
         monkeypatch.setattr(page, "LIMIT_BYTES", sizes[-1] - 1)
     assert sizes == sorted(sizes, reverse=True)
-    assert len(set(sizes)) == len(page.SHORTER)
+    assert len(set(sizes)) == len(page.FORMS)
     with pytest.raises(UserError, match="in its shortest form"):
         long.html()
 

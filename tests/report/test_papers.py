@@ -15,7 +15,8 @@ from normlab.papers.regimes import read_book
 from normlab.papers.results import ArtefactStatus, at_other_scales, standing, write_reproduction
 from normlab.papers.trainings import Trainings
 from normlab.report.page import Chart
-from normlab.report.papers import forests, papers_page, write_papers_page, write_reproduction_page
+from normlab.report.papers import forests, papers_page, write_papers_page
+from normlab.report.reproduction import write_reproduction_page
 from report.reproductions import ARTEFACT, found
 
 

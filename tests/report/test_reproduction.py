@@ -11,7 +11,7 @@ from normlab.papers.cells import PrintedTable
 from normlab.papers.finding import own_findings, reviewed
 from normlab.papers.regimes import read_book
 from normlab.papers.results import KEPT, ArtefactStatus, standing, write_reproduction
-from normlab.report.papers import reproduction_page, write_reproduction_page
+from normlab.report.reproduction import reproduction_page, write_reproduction_page
 from report.reproductions import ARTEFACT, found
 
 

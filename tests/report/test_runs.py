@@ -18,7 +18,7 @@ def test_a_run_is_read(comparison: Comparison, root: Path) -> None:
     assert seen.config.optim.lr == trial.lr
     assert (seen.outcome, runs.seed_of(seen)) == ("trained", "0")
     assert seen.scores["chrf"] == pytest.approx(seen.scores["bleu"] + 20.0)
-    frame = runs.run_frame(seen, "train", ("nll", "lr"), {})
+    frame = runs.run_frame(seen, "train", ("nll", "lr"))
     assert frame.columns == ["step", "nll", "lr"]
     assert len(frame) == 80
 
@@ -37,7 +37,7 @@ def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "new", Config())
     seen = runs.view(tmp_path, "new")
     assert (seen.problem, seen.outcome, seen.best) == ("", "new", "")
-    assert runs.run_frame(seen, "dev", ("bleu",), {}).is_empty()
+    assert runs.run_frame(seen, "dev", ("bleu",)).is_empty()
 
 
 def test_what_differs_and_what_does_not(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.report.check import junit, sarif
+from normlab.report.ci_formats import junit, sarif
 from report.test_ci_formats import REPORTS
 
 etree = pytest.importorskip("lxml.etree", reason="lxml is not installed")

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from normlab.base.io import to_plain
-from normlab.report.page import Columns, Details, Notes, Section, whole
+from normlab.report.page import Columns, Details, Notes, Section, with_whole_rates
 from normlab.report.transfer import transfer_page
 from normlab.scaling.coordinates import Coordinates
 from normlab.scaling.exponents import Row
@@ -160,7 +160,7 @@ def test_a_page_is_made_where_nothing_was_tried():
 
 
 def test_a_rate_is_not_broken_at_its_hyphen():
-    assert whole("take 3.6e-3 <b>") == 'take <span class="whole">3.6e-3</span> &lt;b&gt;'
+    assert with_whole_rates("take 3.6e-3 <b>") == 'take <span class="whole">3.6e-3</span> &lt;b&gt;'
 
 
 def test_a_page_is_drawn_where_no_loss_is_a_number():

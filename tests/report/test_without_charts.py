@@ -19,7 +19,7 @@ from normlab.base.io import to_plain
 from normlab.report import page as page_module
 from normlab.report.charts import INSTALL
 from normlab.report.page import Chart, Columns, Details, Page, Section, Text, number_cell
-from normlab.report.watch import others, watched
+from normlab.report.watch import module_sections, sublayer_sections
 from report import bare
 from report.test_ci_formats import REPORTS
 from report.test_diagnosis import plain
@@ -117,7 +117,7 @@ def rows_of(folder: Path) -> list[Any]:
 
 def about_lines(folder: Path) -> set[str]:
     """What the page of a watched training says of the lines in its charts alone."""
-    sections = [*watched(rows_of(folder)), *others(rows_of(folder))]
+    sections = [*sublayer_sections(rows_of(folder)), *module_sections(rows_of(folder))]
     return {section.marks for section in sections}
 
 

@@ -103,36 +103,37 @@ class CheckCommand(ExaminedFlags):
         if self.ranks is not None:
             self._write([self._compared(self.ranks, command, allowed)])
             return
-        shown = list[dict[str, Any]]()
-        for source, several in self.sources():
+        reports = list[dict[str, Any]]()
+        for source, is_one_of_several in self.sources():
             with progress_line() as progress:
                 report, setup = self._tested(source, progress, allowed)
-            plain = self._plain(source, report, setup) | {"command": command}
-            shown.append(plain)
+            values = self._plain(source, report, setup) | {"command": command}
+            reports.append(values)
             if not self.as_json:
                 _print(source.title, source.facts, report)
-            self._write_page(plain, f"-{source.name}" if several else "")
-        self._write(shown)
+            self._write_page(values, f"-{source.name}" if is_one_of_several else "")
+        self._write(reports)
 
-    def _write_page(self, plain: dict[str, Any], suffix: str = "") -> None:
+    def _write_page(self, values: dict[str, Any], suffix: str = "") -> None:
         """Write the page of a report, if one is asked for."""
         if self.out is not None:
             from normlab.report.check import check_page
 
             page = self.out.with_name(f"{self.out.stem}{suffix}{self.out.suffix or '.html'}")
-            self.print_page(check_page(plain).write(page))
+            self.print_page(check_page(values).write(page))
 
-    def _write(self, shown: list[dict[str, Any]]) -> None:
+    def _write(self, reports: list[dict[str, Any]]) -> None:
         """Write reports as programs read them. Raises SystemExit with their exit code, unless that is 0."""
         if self.junit or self.sarif:
-            from normlab.report import check
+            from normlab.report.ci_formats import junit, sarif
 
-            for path, write in ((self.junit, check.junit), (self.sarif, check.sarif)):
+            for path, write in ((self.junit, junit), (self.sarif, sarif)):
                 if path is not None:
-                    write_text_atomic(path, write(shown))
+                    write_text_atomic(path, write(reports))
         if self.as_json:
-            self.print_json([contract.document(plain) for plain in shown])
-        if code := contract.exit_code(plain["verdict"] for plain in shown):
+            self.print_json([contract.document(values) for values in reports])
+        code = contract.exit_code(values["verdict"] for values in reports)
+        if code:
             raise SystemExit(code)
 
     # ---------------------------------------------------------------------------------------------- sources
@@ -175,7 +176,7 @@ class CheckCommand(ExaminedFlags):
             "--shrink": self.shrink,
             "--no-shrink": self.no_shrink,
         }
-        typed = [flag for flag, there in ignored.items() if there]
+        typed = [flag for flag, is_typed in ignored.items() if is_typed]
         if typed:
             raise UserError(f"--ranks would ignore {' and '.join(typed)}; leave that out, or --ranks")
 
@@ -186,11 +187,14 @@ class CheckCommand(ExaminedFlags):
             return
         from normlab.setups.huggingface import setup_from_configuration
 
+        shrink = None  # as large models are
+        if self.shrink or self.no_shrink:
+            shrink = self.shrink
         named = setup_from_configuration(
             self.source.removeprefix("hf:"),
             seed=self.seed,
             trust_remote_code=self.trust_remote_code,
-            shrink=True if self.shrink else False if self.no_shrink else None,
+            shrink=shrink,
         )
         if "shrunk" in named.facts and not self.shrink:
             errors.write("checking a smaller model of the same architecture; --no-shrink checks its own size")
@@ -202,17 +206,22 @@ class CheckCommand(ExaminedFlags):
         from normlab.checks.check import check
         from normlab.checks.declared import declared
 
-        setup, given = source.setup, self.declared
-        beside = Path(self.source.removeprefix("hf:")) / "normlab.toml"
-        if not given and self.kind == "hf" and beside.is_file():
-            given = str(beside)
-        if given:
-            setup = declared(given, setup)
-        before = read_baseline(self.baseline) if self.baseline is not None else None
+        setup, declaration = source.setup, self._declaration()
+        if declaration:
+            setup = declared(declaration, setup)
+        # a baseline that cannot be read is refused before anything is tested
+        baseline = read_baseline(self.baseline) if self.baseline is not None else None
         report = check(setup, budget_s=self.budget_s, progress=progress, allow=allowed)
-        if before is not None:
-            report = replace(report, failures=(*report.failures, *changed_parameters(setup.model, before)))
+        if baseline is not None:
+            report = replace(report, failures=(*report.failures, *changed_parameters(setup.model, baseline)))
         return report, setup
+
+    def _declaration(self) -> str:
+        """What was declared; by default the normlab.toml beside a configuration of Hugging Face's."""
+        beside = Path(self.source.removeprefix("hf:")) / "normlab.toml"
+        if not self.declared and self.kind == "hf" and beside.is_file():
+            return str(beside)
+        return self.declared
 
     def _compared(self, ranks: int, command: str, allowed: tuple[str, ...]) -> dict[str, Any]:
         """Compare a script's step on several ranks with that of one process; print the report, and return it
@@ -237,18 +246,21 @@ class CheckCommand(ExaminedFlags):
         title = f"{report.model} of {script}"
         if not self.as_json:
             _print(title, {}, report)
-        plain: dict[str, Any] = to_plain(report.to_dict() | {"title": title, "command": command})
-        self._write_page(plain)
-        return plain
+        values: dict[str, Any] = to_plain(report.to_dict() | {"title": title, "command": command})
+        self._write_page(values)
+        return values
 
     def _plain(self, source: NamedSetup, report: Report, setup: Setup) -> dict[str, Any]:
         from normlab.checks.baseline import parameters_of
         from normlab.setups.named import sources
 
-        places = {found.module for found in (*report.failures, *report.notes)}
-        plain: dict[str, Any] = to_plain(report.to_dict() | {"title": source.title})
-        plain["facts"] = {**source.facts, **plain["facts"]}
-        return plain | {"sources": sources(setup, places), "parameters": to_plain(parameters_of(setup.model))}
+        places = {finding.module for finding in (*report.failures, *report.notes)}
+        values: dict[str, Any] = to_plain(report.to_dict() | {"title": source.title})
+        values["facts"] = {**source.facts, **values["facts"]}
+        return values | {
+            "sources": sources(setup, places),
+            "parameters": to_plain(parameters_of(setup.model)),
+        }
 
 
 def _print(title: str, facts: Mapping[str, str], report: Report) -> None:

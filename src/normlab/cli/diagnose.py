@@ -70,43 +70,48 @@ class DiagnoseCommand(ExaminedFlags):
         if self.flight:
             self._print_flight()
             return
-        from normlab.diagnosis.diagnose import diagnose_named
         from normlab.report.diagnosis import write_diagnosis
 
-        problems, everything = 0, list[dict[str, Any]]()
-        lr = self.lr if self.kind == "file" else None  # a recipe's is in its configuration
+        problems, diagnoses = 0, list[dict[str, Any]]()
         for source, _ in self.sources():
-            try:
-                diagnosis = diagnose_named(
-                    source, self.preset, lr, blocks=self.blocks, branches=self.branches
-                )
-            except UserError as error:
-                if typed := ", ".join(flag for python, flag in FLAGS.items() if python in str(error)):
-                    raise UserError(f"{error}. On the command line: {typed}") from error
-                raise
-            plain = to_plain(diagnosis.to_plain() | {"title": source.title, "case": dict(source.facts)})
-            page = write_diagnosis(plain | {"command": command}, *self._place(source))
-            everything.append(plain)
+            diagnosis = self._diagnosed(source)
+            problems += len(diagnosis.at_least("problem"))
+            values = to_plain(diagnosis.to_plain() | {"title": source.title, "case": dict(source.facts)})
+            diagnoses.append(values)
+            page = write_diagnosis(values | {"command": command}, *self._place(source))
             if not self.as_json:
                 _print(source, diagnosis, page)
-            problems += len(diagnosis.at_least("problem")) if self.fail_on else 0
         if self.as_json:
-            self.print_json(everything)
-        if problems:
+            self.print_json(diagnoses)
+        if self.fail_on and problems:
             errors.write(f"normlab: {count(problems, 'problem')}")
             raise SystemExit(FAILS)
+
+    def _diagnosed(self, source: NamedSetup) -> Diagnosis:
+        """Raises UserError, with flags where it names arguments in Python."""
+        from normlab.diagnosis.diagnose import diagnose_named
+
+        lr = self.lr if self.kind == "file" else None  # a recipe's is in its configuration
+        try:
+            return diagnose_named(source, self.preset, lr, blocks=self.blocks, branches=self.branches)
+        except UserError as error:
+            flags = [flag for argument, flag in FLAGS.items() if argument in str(error)]
+            if flags:
+                raise UserError(f"{error}. On the command line: {', '.join(flags)}") from error
+            raise
 
     def _require_flags(self) -> None:
         """Raise UserError if the flags name several subjects, or none, or would be ignored."""
         typed = {"fail_on": self.fail_on, "checkpoints": self.checkpoints, "step": self.step is not None}
-        ignored = [flag_name(name) for name, value in typed.items() if value]
+        ignored = [flag_name(name) for name, is_typed in typed.items() if is_typed]
         if self.flight and ignored:
             raise UserError(
                 f"--flight makes no diagnosis, so it would ignore {' and '.join(ignored)}; leave that out"
             )
-        of_run = ["--flight"] * self.flight + ["--step"] * (self.step is not None)
-        if of_run and self.kind != "run":
-            raise UserError(f"{of_run[0]} is for a run; name the run, as in normlab diagnose RUN {of_run[0]}")
+        if self.kind != "run":
+            for flag, is_typed in {"--flight": self.flight, "--step": self.step is not None}.items():
+                if is_typed:
+                    raise UserError(f"{flag} is for a run; name the run, as in normlab diagnose RUN {flag}")
         if self.kind == "hf":
             raise UserError("hf: has no optimizer; write a function setup() with one, as in train.py:setup")
         self.require_one()
@@ -117,9 +122,9 @@ class DiagnoseCommand(ExaminedFlags):
         from normlab.report.run import run_page
 
         folder = find_named_run(self.source, self.runs, self.command)
-        made = folder.status().step
+        steps = folder.status().step
         errors.write(
-            f"repeating the {made:,} steps of {folder.path.name}, with every module watched in the last ones"
+            f"repeating the {steps:,} steps of {folder.path.name}, with every module watched in the last ones"
         )
         report = to_plain(examine(folder.path))
         page = (self.out or folder.path) / "run.html"
@@ -141,14 +146,21 @@ class DiagnoseCommand(ExaminedFlags):
 
 
 def _print(source: NamedSetup, diagnosis: Diagnosis, page: Path) -> None:
+    """Print the verdict, every other finding with what it rests on, and what the diagnosis took."""
     cause, facts = diagnosis.cause, {**diagnosis.facts, **source.facts}
     about = {name: value for name, value in facts.items() if name not in ("recipe", "run")}
-    lines = [Text(diagnosis.verdict, STYLES[cause.severity] if cause else "bold green")]
-    lines += title_lines(source.title, about)
-    for finding in (f for f in diagnosis.findings if f is not cause):
-        lines.append(Text.assemble((f"{finding.severity:<8}", STYLES[finding.severity]), finding.sentence))
+    terminal.write(Text(diagnosis.verdict, STYLES[cause.severity] if cause else "bold green"))
+    terminal.write(*title_lines(source.title, about))
+    for finding in diagnosis.findings:
+        if finding is cause:
+            continue
+        severity = f"{finding.severity:<8}", STYLES[finding.severity]
+        terminal.write(Text.assemble(severity, finding.sentence))
         support = "; ".join(filter(None, (finding.evidence, finding.reference)))
-        lines += [Text(f"{'':8}{support}", "dim")] if support else []
-    memory = diagnosis.peak_memory_bytes / 2**30
-    cost = f"{duration(sum(diagnosis.seconds.values()))}, {memory:.2f} GiB at most; "
-    terminal.write(*lines, f"{cost if diagnosis.seconds else ''}page: {page}")
+        if support:
+            terminal.write(Text(f"{'':8}{support}", "dim"))
+    cost = ""
+    if diagnosis.seconds:
+        memory = diagnosis.peak_memory_bytes / 2**30
+        cost = f"{duration(sum(diagnosis.seconds.values()))}, {memory:.2f} GiB at most; "
+    terminal.write(f"{cost}page: {page}")

@@ -50,34 +50,53 @@ _ALLOCATION = re.compile(r"(can't allocate memory|out of memory)(.*?allocate ([\
 
 def report(error: Exception, argv: Sequence[str]) -> int:
     """Write an exception that ended the command ``argv`` to standard error; return the exit code."""
-    command = next((word for word in argv[:2] if word in LOWER), "")
-    lacking = ""
-    if isinstance(error, (RuntimeError, MemoryError)):
-        lacking = _of_memory(error, command)
-    elif isinstance(error, ModuleNotFoundError) and (extra := extra_for(error)):
-        if extra == "charts" and command_of(argv) in LABORATORY:
-            extra = "lab"  # which brings the charts, too
-        lacking = what_to_install(f"normlab {command_of(argv)}", extra)
-    mistake = isinstance(error, (UserError, OSError)) or lacking
-    if not mistake or os.environ.get("NORMLAB_DEBUG"):
+    sentence = _sentence(error, argv)
+    if not sentence or os.environ.get("NORMLAB_DEBUG"):
         import traceback
 
         write("".join(traceback.format_exception(error)).rstrip())
-    if not mistake:
+    if not sentence:
         write(_please_report(argv))
-        _for_programs(in_one_line(error), BUG, argv)
+        _print_for_programs(in_one_line(error), BUG, argv)
         return BUG
-    sentence = _of_system(error, argv) if isinstance(error, OSError) else lacking or str(error)
-    if isinstance(error, UserError) and error.__cause__ is not None:
-        from normlab.cli.advice import for_cause
-
-        sentence += for_cause(error.__cause__)
     write(f"normlab: {sentence}")
-    _for_programs(sentence, USAGE_ERROR, argv)
+    _print_for_programs(sentence, USAGE_ERROR, argv)
     return USAGE_ERROR
 
 
-def _for_programs(message: str, code: int, argv: Sequence[str]) -> None:
+def _sentence(error: Exception, argv: Sequence[str]) -> str:
+    """What a user is told of a mistake, or of what the machine lacks; empty for an error of normlab's."""
+    match error:
+        case UserError():
+            return _of_user(error)
+        case OSError():
+            return _of_system(error, argv)
+        case RuntimeError() | MemoryError():
+            return _of_memory(error, argv)
+        case ModuleNotFoundError():
+            return _of_missing_package(error, argv)
+    return ""
+
+
+def _of_user(error: UserError) -> str:
+    if error.__cause__ is None:
+        return str(error)
+    from normlab.cli.advice import for_cause
+
+    return f"{error}{for_cause(error.__cause__)}"
+
+
+def _of_missing_package(error: ModuleNotFoundError, argv: Sequence[str]) -> str:
+    """Say what to install; empty if no extra brings the package."""
+    extra = extra_for(error)
+    if not extra:
+        return ""
+    if extra == "charts" and command_of(argv) in LABORATORY:
+        extra = "lab"  # which brings the charts, too
+    return what_to_install(f"normlab {command_of(argv)}", extra)
+
+
+def _print_for_programs(message: str, code: int, argv: Sequence[str]) -> None:
     """Print an error where a program waits for the JSON of a check or a judgement."""
     typed = argv[: list(argv).index("--")] if "--" in argv else argv
     if command_of(argv) in CONTRACTS and "--json" in typed:
@@ -112,9 +131,11 @@ def _of_system(error: OSError, argv: Sequence[str]) -> str:
         return str(error)
     about = f"{error.strerror}: {str(error.filename)!r}" if error.filename else str(error.strerror)
     hint = HINTS.get(error.errno, "look at that path, then type the same command again")
-    if error.errno == errno.ENOENT and (missing := _missing_folder(error.filename)):
-        hint = missing
-    return f"{about}; {hint}{kept(argv) if error.errno in FULL else ''}"
+    if error.errno == errno.ENOENT:
+        hint = _missing_folder(error.filename) or hint
+    if error.errno in FULL:
+        hint += kept(argv)
+    return f"{about}; {hint}"
 
 
 def _missing_folder(path: object) -> str:
@@ -127,12 +148,13 @@ def _missing_folder(path: object) -> str:
     return "" if folder.is_dir() else f"its folder is missing; type: mkdir -p {shlex.quote(str(folder))}"
 
 
-def _of_memory(error: RuntimeError | MemoryError, command: str) -> str:
+def _of_memory(error: RuntimeError | MemoryError, argv: Sequence[str]) -> str:
     """Say how to get by with less memory; empty if the error is another one."""
-    asked = _ALLOCATION.search(str(error))
-    if not asked and not isinstance(error, MemoryError):
+    allocation = _ALLOCATION.search(str(error))
+    if not allocation and not isinstance(error, MemoryError):
         return ""
-    amount = f" for {asked[3]} more" if asked and asked[3] else ""
+    amount = f" for {allocation[3]} more" if allocation and allocation[3] else ""
+    command = next((word for word in argv[:2] if word in LOWER), "")  # the second of run translate
     return f"out of memory{amount}; {LOWER.get(command, 'free some, or give the command less to do')}"
 
 

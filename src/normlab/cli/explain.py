@@ -26,19 +26,19 @@ class ExplainCommand:
     """Print everything as JSON instead of sentences."""
 
     def run(self) -> None:
-        from normlab.parallel.explanations import (
-            ranks_explanations,
-        )  # with torch, which a wrong name needs not
-
         for name in self.properties:
             require_property(name, "explain")
+        # loads torch, which need not be waited for if a name is wrong
+        from normlab.parallel.explanations import ranks_explanations
+
         known = explanations() | ranks_explanations()
-        shown = [known[name] for name in self.properties or known]
+        chosen = [known[name] for name in self.properties or known]
         if self.as_json:
-            plain = [asdict(one) | {"source": one.source} for one in shown]
-            print(json.dumps(plain, ensure_ascii=False))
+            documents = [asdict(explanation) | {"source": explanation.source} for explanation in chosen]
+            print(json.dumps(documents, ensure_ascii=False))
         elif self.properties:
-            terminal.write("\n\n".join("\n".join(one.lines()) for one in shown))
+            terminal.write("\n\n".join("\n".join(explanation.lines()) for explanation in chosen))
         else:
             width = max(map(len, known))
-            terminal.write("\n".join(f"{name:<{width}}  {one.statement}" for name, one in known.items()))
+            lines = [f"{name:<{width}}  {explanation.statement}" for name, explanation in known.items()]
+            terminal.write("\n".join(lines))

@@ -27,24 +27,25 @@ def print_page_if_asked(name: str, command: Any, words: Sequence[str], default: 
     command with flags of a recipe has a function ``is_of_recipe`` that knows them by their fields.
     """
     is_of_recipe: IsShown | None = getattr(command, "is_of_recipe", None)
+
+    def is_of_command(field: str) -> bool:
+        return is_of_recipe is None or not is_of_recipe(field)
+
     if "-h" in words or "--help" in words:
         more = f"{OF_RECIPES} shows the options of recipes and runs." if is_of_recipe else ""
-        _print(name, command, _description(command, more), _not(is_of_recipe), default)
+        _print(name, command, _description(command, more), is_of_command, default)
     elif OF_RECIPES in words and is_of_recipe:
         text = f"Options for a recipe or a run of normlab's; normlab {name} --help shows the others."
         _print(name, command, text, is_of_recipe, default)
-
-
-def _not(is_of_recipe: IsShown | None) -> IsShown:
-    return lambda field: is_of_recipe is None or not is_of_recipe(field)
 
 
 def _description(command: Any, more: str) -> str:
     """The docstring of a command, with what may be typed after its first paragraph."""
     summary, _, rest = (inspect.getdoc(command) or "").partition("\n\n")
     _, _, examples = getattr(command, "WHAT", "").partition("\n\n")
-    typed = f"Type one of:\n{examples}" if examples else ""  # tyro keeps the line before an indented one
-    return "\n\n".join(filter(None, (summary, typed, " ".join(filter(None, (rest, more))))))
+    what_to_type = f"Type one of:\n{examples}" if examples else ""  # tyro keeps lines before indented ones
+    details = " ".join(filter(None, (rest, more)))
+    return "\n\n".join(filter(None, (summary, what_to_type, details)))
 
 
 def _print(name: str, command: Any, description: str, is_shown: IsShown, default: Any) -> None:
@@ -55,18 +56,23 @@ def _print(name: str, command: Any, description: str, is_shown: IsShown, default
 
 
 def _page(kind: Any, is_shown: IsShown) -> Any:
-    """Return a class with the fields of a command, or of a section of flags, of which tyro shows some."""
+    """Return a class with the fields of a command, or of a section of flags, of which tyro shows some.
+
+    It is a subclass that declares every field anew, because tyro reads from a field's annotation whether it
+    is shown and how its default is written.
+    """
     hints = get_type_hints(kind, include_extras=True)
-    shown: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for f in fields(kind):
         hint, marks = hints[f.name], list[Any]()
         if hasattr(hint, "__metadata__"):
             hint, *marks = get_args(hint)
         if is_dataclass(hint):  # a section, whose fields are flags as the command's own
-            hint, names = _page(hint, is_shown), _names(hint)
+            names = _names(hint)
+            hint = _page(hint, is_shown)
             if not all(map(is_shown, names)):
-                hint.__doc__ = ""  # it describes the whole section
+                hint.__doc__ = ""  # it describes the section with all its fields
             if f.default is not MISSING:
                 defaults[f.name] = _like(hint, f.default)
         else:
@@ -74,8 +80,8 @@ def _page(kind: Any, is_shown: IsShown) -> Any:
             marks.append(arg(help_behavior_hint=_default))
         if not any(map(is_shown, names)):
             marks.append(HIDDEN)
-        shown[f.name] = Annotated[hint, *marks] if marks else hint
-    body = {"__annotations__": shown, "__doc__": kind.__doc__, **defaults}
+        annotations[f.name] = Annotated[hint, *marks] if marks else hint
+    body = {"__annotations__": annotations, "__doc__": kind.__doc__, **defaults}
     return dataclass(frozen=True, kw_only=True)(type(kind.__name__, (kind,), body))
 
 
@@ -83,8 +89,8 @@ def _names(kind: Any) -> list[str]:
     """The fields of a class, and those of its sections instead of the sections."""
     names: list[str] = []
     for f in fields(kind):
-        plain = get_type_hints(kind)[f.name]
-        names += _names(plain) if is_dataclass(plain) else [f.name]
+        hint = get_type_hints(kind)[f.name]
+        names += _names(hint) if is_dataclass(hint) else [f.name]
     return names
 
 

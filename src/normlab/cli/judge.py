@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -20,7 +20,9 @@ from normlab.errors import UserError
 from normlab.report import contract
 
 if TYPE_CHECKING:
-    from normlab.judging.experiment import Experiment
+    from normlab.judging.experiment import Experiment, Request
+    from normlab.judging.judgement import Judgement
+    from normlab.judging.ledger import Ledger
     from normlab.report.page import Page
 
 
@@ -113,43 +115,41 @@ class JudgeCommand:
             seed_column=self.seed_column,
             name=self.name,
         )
-        values = {**judgement.to_dict(), "command": command_line()}
+        judgement = replace(judgement, command=command_line())
         if not self.as_json:
-            _print(values)
-        self._finish(values, judgement_page(values) if self.out else None)
+            _print(judgement)
+        self._finish(judgement.to_dict(), lambda: judgement_page(judgement))
 
     def _run_both(self) -> None:
         """Raises KeyboardInterrupt, after the answer so far, if the runs were interrupted."""
         from normlab.judging.experiment import INTERRUPTED, experiment
-        from normlab.report.judge import experiment_page
+        from normlab.report.experiment import experiment_page
 
         request, command = self._request(), command_line()
         with progress_line() as progress:
             answer = experiment(request, progress)
-        values = {**answer.to_dict(), "command": command}
         if not self.as_json:
-            _print_experiment(answer, values)
+            _print_experiment(answer)
         if answer.ended_by == INTERRUPTED:
             errors.write(f"the runs are kept in {request.folder}; type the same command again to continue")
             raise KeyboardInterrupt
-        self._finish(values, experiment_page(values) if self.out else None)
+        values = {**answer.to_dict(), "command": command}
+        self._finish(values, lambda: experiment_page(answer, command))
 
     def _show_ledger(self, folder: Path) -> None:
         from normlab.judging.ledger import Ledger
-        from normlab.report.judge import ledger_page
+        from normlab.report.ledger import ledger_page
 
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}; name a ledger, or propose with --candidate")
-        values = Ledger.read(folder).to_dict()
+        ledger = Ledger.read(folder)
         if self.as_json:
-            print(json.dumps(contract.ledger_document(values), ensure_ascii=False, allow_nan=False))
+            self._print_json(contract.ledger_document(ledger.to_dict()))
         else:
-            _print_ledger(values)
-        if self.out is not None:
-            path = ledger_page(values).write(self.out)
-            print(f"page: {path}", file=sys.stderr if self.as_json else sys.stdout)
+            _print_ledger(ledger)
+        self._write_page(lambda: ledger_page(ledger))
 
-    def _request(self) -> Any:
+    def _request(self) -> Request:
         """What to run. Raises UserError for what does not go together."""
         from normlab.judging.experiment import Request
 
@@ -185,43 +185,57 @@ class JudgeCommand:
             fresh_seeds=self.fresh_seeds,
         )
 
-    def _finish(self, values: Mapping[str, Any], page: Page | None) -> None:
+    def _finish(self, values: Mapping[str, Any], make_page: Callable[[], Page]) -> None:
         """Print the JSON, write the page, and exit with the code of the verdict."""
         document = contract.judge_document(values)
         if self.as_json:
-            print(json.dumps(document, ensure_ascii=False, allow_nan=False))
-        if page is not None and self.out is not None:
-            path = page.write(self.out)
-            print(f"page: {path}", file=sys.stderr if self.as_json else sys.stdout)
-        if code := document["exit_code"]:
+            self._print_json(document)
+        self._write_page(make_page)
+        code = document["exit_code"]
+        if code:
             raise SystemExit(code)
 
+    def _print_json(self, document: Mapping[str, Any]) -> None:
+        print(json.dumps(document, ensure_ascii=False, allow_nan=False))
 
-def _print(values: Mapping[str, Any]) -> None:
+    def _write_page(self, make_page: Callable[[], Page]) -> None:
+        """Write the page if one is wanted, and print where it is: to standard error beside JSON."""
+        if self.out is not None:
+            path = make_page().write(self.out)
+            print(f"page: {path}", file=sys.stderr if self.as_json else sys.stdout)
+
+
+def _print(judgement: Judgement) -> None:
     """Print the first sentence, the table of changes, and the other sentences."""
-    from normlab.report.judge import between, metric_of
+    from normlab.report.judge import between
 
-    metric = metric_of(values)
-    first, *others = values["lines"]
-    decided = bool(values["baseline"])
-    table = terminal.table("change", f">{metric.label}", ">95% interval", "trained", *["verdict"] * decided)
-    for change in values["changes"]:
-        mean, outcomes = change["mean"], change["outcomes"]
-        value = ("–", "") if mean is None else (metric.shown(mean["value"]), between(mean, metric))
-        trained = f"{outcomes.count('trained')} of {len(outcomes) - outcomes.count('missing')}"
-        verdict = [change["verdict"] or "baseline"] if decided else []
-        table.add_row(change["name"], *value, trained, *verdict)
+    metric = judgement.metric
+    first, *others = judgement.lines()
+    is_decided = bool(judgement.baseline)
+    verdict_column = ["verdict"] if is_decided else []
+    table = terminal.table("change", f">{metric.label}", ">95% interval", "trained", *verdict_column)
+    for change in judgement.ranked:
+        row = [change.name]
+        if change.mean is None:
+            row += ["–", ""]
+        else:
+            row += [metric.shown(change.mean.value), between(change.mean, metric)]
+        row.append(f"{change.trained} of {change.ended}")
+        if is_decided:
+            row.append(change.verdict or "baseline")
+        table.add_row(*row)
     better = "higher" if metric.higher_is_better else "lower"
-    about = f"{values['source']}; {metric.label}, {better} is better"
-    terminal.write(Text(first, "bold"), table, *_shown(values, others), *values["failed"], Text(about, "dim"))
+    about = f"{judgement.source}; {metric.label}, {better} is better"
+    lines = _lines_in_terminal(judgement, others)
+    terminal.write(Text(first, "bold"), table, *lines, *judgement.failed, Text(about, "dim"))
 
 
-def _shown(values: Mapping[str, Any], lines: Sequence[str]) -> Iterator[str]:
+def _lines_in_terminal(judgement: Judgement, lines: Sequence[str]) -> Iterator[str]:
     """The lines that a terminal shows: of all pairs those with the baseline, or with the best."""
     from normlab.report.judge import is_pair_of, sentences_of_pairs
 
-    centre = values["baseline"] or values["changes"][0]["name"]
-    left_out = [d for d in values["differences"] if not is_pair_of(d, centre)]
+    centre = judgement.baseline or judgement.ranked[0].name
+    left_out = [d for d in judgement.differences if not is_pair_of(d, centre)]
     hidden = sentences_of_pairs(left_out)
     yield from (line for line in lines if line not in hidden)
     if left_out:
@@ -229,32 +243,33 @@ def _shown(values: Mapping[str, Any], lines: Sequence[str]) -> Iterator[str]:
         yield f"{number} without {centre}: on the page that --out judge.html writes."
 
 
-def _print_experiment(answer: Experiment, values: Mapping[str, Any]) -> None:
+def _print_experiment(experiment: Experiment) -> None:
     """Print the answer, the table of runs, and what they depend on."""
-    from normlab.report.judge import gain_of
+    from normlab.report.experiment import pairs_of
 
-    metric = answer.metric
-    first, *others = values["lines"]
+    metric = experiment.metric
+    first, *others = experiment.lines()
     table = terminal.table(">seed", ">baseline", ">candidate", ">gain")
-    for row in values["rows"]:
-        gain = gain_of(row, metric)
-        runs = (row["baseline"], row["candidate"])
-        cells = [metric.shown(run["score"]) or run["outcome"] for run in runs]
-        table.add_row(str(row["seed"]), *cells, "–" if gain is None else metric.signed(gain))
+    for pair in pairs_of(experiment):
+        scores = [metric.shown(run.score) or run.outcome for run in (pair.baseline, pair.candidate)]
+        gain = "–" if pair.gain is None else metric.signed(pair.gain)
+        table.add_row(str(pair.seed), *scores, gain)
     terminal.write(Text(first, "bold"), table, *others)
 
 
-def _print_ledger(values: Mapping[str, Any]) -> None:
+def _print_ledger(ledger: Ledger) -> None:
     """Print what the ledger says, and a row for each proposal."""
-    from normlab.report.judge import ledger_metric
+    from normlab.report.ledger import ledger_metric
 
-    signed = ledger_metric(values).signed
-    first, *others = values["lines"]
+    metric = ledger_metric(ledger)
+    first, *others = ledger.lines()
     table = terminal.table(">", "verdict", ">gain", ">on fresh seeds", ">seeds", ">level", "command")
-    for proposal in values["proposals"]:
-        gains = [proposal["gain"], proposal["measured"]]
-        shown = ["–" if gain is None else signed(gain["value"]) for gain in gains]
-        level = f"{proposal['level']:.2g}"
-        number, seeds = str(proposal["number"]), str(proposal["seeds"])
-        table.add_row(number, proposal["verdict"], *shown, seeds, level, proposal["text"])
+    for proposal in ledger.proposals:
+        gains = [
+            "–" if gain is None else metric.signed(gain.value) for gain in (proposal.gain, proposal.measured)
+        ]
+        level = f"{proposal.level:.2g}"
+        table.add_row(
+            str(proposal.number), proposal.verdict, *gains, str(proposal.seeds), level, proposal.text
+        )
     terminal.write(Text(first, "bold"), table, *others)

@@ -131,30 +131,13 @@ def _dispatch(args: Sequence[str]) -> None:
     if args[0] == "run" and args[1:2] in (["-h"], ["--help"]):
         print(RUN)
         return
-    name, rest = _named(args)
-    if name not in SPREAD and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError(
-            f"torchrun has started {os.environ['WORLD_SIZE']} processes, but normlab {name} needs just one; "
-            f"type it without torchrun, which works with: {', '.join(SPREAD)}"
-        )
+    name, words = _named(args)
+    _require_one_process(name)
     command = load(name)
-    if not rest and (what := getattr(command, "WHAT", "")):
-        raise UserError(what)
-    from normlab.cli.help import print_page_if_asked
-    from normlab.cli.options import require_places, require_text
-
-    require_text(rest)
-    require_places(rest)
-    rest, of_script = _split(rest)
-    rest = [_as_it_is_called_now(word) for word in rest]
-    defaults = getattr(command, "defaults", None)
-    default = defaults(rest) if defaults else None
-    print_page_if_asked(name, command, rest, default)
-    typed = _parsed(name, command, rest, default, has_script_part=of_script is not None)
-    if of_script is not None:
-        if not hasattr(typed, "arguments"):
-            raise UserError(f"normlab {name} runs no script, so nothing may stand after --")
-        typed = replace(typed, arguments=tuple(of_script))
+    what_to_type = getattr(command, "WHAT", "")
+    if not words and what_to_type:
+        raise UserError(what_to_type)
+    typed = _typed(name, command, words)
     if hasattr(typed, "imports"):
         from normlab.lab.recipes.plugins import load_plugins
 
@@ -168,8 +151,41 @@ def _as_it_is_called_now(word: str) -> str:
     return RENAMED.get(option.replace("_", "-"), option) + equals + value
 
 
+def _require_one_process(name: str) -> None:
+    """Raise UserError if torchrun started several processes of a command that does not share its work."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if name not in SPREAD and processes != "1":
+        raise UserError(
+            f"torchrun has started {processes} processes, but normlab {name} needs just one; "
+            f"type it without torchrun, which works with: {', '.join(SPREAD)}"
+        )
+
+
+def _typed(name: str, command: Any, words: Sequence[str]) -> Any:
+    """Return a command with the values that were typed, and what its script is given.
+
+    Raises SystemExit if they cannot be read, or once a page of help is printed.
+    """
+    from normlab.cli.help import print_page_if_asked
+    from normlab.cli.options import require_places, require_text
+
+    require_text(words)
+    require_places(words)
+    words, of_script = _split(words)
+    words = [_as_it_is_called_now(word) for word in words]
+    defaults = getattr(command, "defaults", None)
+    default = defaults(words) if defaults else None
+    print_page_if_asked(name, command, words, default)
+    typed = _parsed(name, command, words, default, has_script_part=of_script is not None)
+    if of_script is None:
+        return typed
+    if not hasattr(typed, "arguments"):
+        raise UserError(f"normlab {name} runs no script, so nothing may stand after --")
+    return replace(typed, arguments=tuple(of_script))
+
+
 def _parsed(name: str, command: Any, words: Sequence[str], default: Any, *, has_script_part: bool) -> Any:
-    """Return a command with the values that were typed. Raises SystemExit if they cannot be read."""
+    """Return a command with the values of its flags. Raises SystemExit if they cannot be read."""
     import tyro
 
     from normlab.cli.advice import for_options
@@ -200,15 +216,17 @@ def _named(args: Sequence[str]) -> tuple[str, Sequence[str]]:
         return first, rest
     if rest and f"{first} {rest[0]}" in COMMANDS:
         return f"{first} {rest[0]}", rest[1:]
-    if first == "papers":  # alone it lists all artefacts, with an id it shows one
+    if first == "papers":  # alone it lists all findings, with an id it shows one
         return "papers show", rest
     if first == "run":
+        if not rest:
+            raise UserError(RUN)
         members = [name.removeprefix("run ") for name in COMMANDS if name.startswith("run ")]
-        raise UserError(f"there is no run {rest[0]}{nearest(rest[0], members)}" if rest else RUN)
-    known = dict.fromkeys(name.split()[0] for name in COMMANDS)
+        raise UserError(f"there is no run {rest[0]}{nearest(rest[0], members)}")
     from normlab.cli.advice import for_command
 
-    raise UserError(for_command(first) or f"there is no command {first!r}{nearest(first, known)}")
+    first_words = dict.fromkeys(name.split()[0] for name in COMMANDS)
+    raise UserError(for_command(first) or f"there is no command {first!r}{nearest(first, first_words)}")
 
 
 _GONE = (errno.EPIPE, errno.EIO)
@@ -242,12 +260,13 @@ def keep_streams() -> None:
 
 
 def _lasting(descriptor: int, before: TextIO | None) -> TextIO:
-    errors = "backslashreplace" if descriptor == 2 else getattr(before, "errors", None)
+    """Return a stream on a descriptor that is written as the one before, if there was one."""
+    unencodable = "backslashreplace" if descriptor == 2 else getattr(before, "errors", None)
     raw = _Lasting(descriptor, "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=getattr(before, "encoding", None) or "utf-8",
-        errors=errors,
+        errors=unencodable,
         line_buffering=descriptor == 2 or raw.isatty() or getattr(before, "write_through", False),
     )
 

@@ -29,7 +29,7 @@ from normlab.base.io import changes_numbers, flag_name, is_flag, is_utf8
 from normlab.cli import advice, errors, terminal
 from normlab.cli.presets import CONFIGS
 from normlab.errors import NoStepError, UserError, nearest
-from normlab.lab.config import PARALLEL_TEXTS, Config, SeedConfig
+from normlab.lab.config import PARALLEL_TEXTS, Config, DataConfig, SeedConfig
 from normlab.lab.runs.folder import RunFolder, find_run, read_config
 
 if TYPE_CHECKING:
@@ -44,16 +44,15 @@ Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar
 @functools.cache
 def _docstrings(module: str) -> dict[str, dict[str, str]]:
     """Class to field to docstring, from a module's source: Python does not keep them at run time."""
-    found: dict[str, dict[str, str]] = {}
+    docstrings: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(sys.modules[module])).body:
-        for pair in pairwise(getattr(node, "body", ())):
-            match node, pair:
-                case (
-                    ast.ClassDef(name=owner),
-                    (ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text)))),
-                ):
-                    found.setdefault(owner, {})[name] = text
-    return found
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for field_and_text in pairwise(node.body):
+            match field_and_text:
+                case (ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text)))):
+                    docstrings.setdefault(node.name, {})[name] = text
+    return docstrings
 
 
 def flags_of(section: Any, *, optional: bool = False) -> type:
@@ -61,17 +60,19 @@ def flags_of(section: Any, *, optional: bool = False) -> type:
 
     The defaults are the section's own; with ``optional``, None, or False for a switch, means not typed.
     """
-    hints, texts = get_type_hints(section), _docstrings(section.__module__)[section.__name__]
-    help_ = {name: " ".join(text.split()).replace("``", "") for name, text in texts.items()}
+    hints, docstrings = get_type_hints(section), _docstrings(section.__module__)[section.__name__]
     flags = []
     for f in filter(is_flag, fields(section)):
         hint, default = hints[f.name], f.default
         if optional and hint is not bool:
             hint, default = hint | None, None
-        flags.append((f.name, Annotated[hint, arg(help=help_.get(f.name))], field(default=default)))
-    made = make_dataclass(section.__name__, flags, frozen=True)
-    made.__doc__ = " ".join((section.__doc__ or "").split())
-    return made
+        help_ = None
+        if f.name in docstrings:
+            help_ = " ".join(docstrings[f.name].split()).replace("``", "")
+        flags.append((f.name, Annotated[hint, arg(help=help_)], field(default=default)))
+    kind = make_dataclass(section.__name__, flags, frozen=True)
+    kind.__doc__ = " ".join((section.__doc__ or "").split())
+    return kind
 
 
 _SECTIONS: dict[str, Any] = {
@@ -88,34 +89,37 @@ class ConfigFlags(_Sections):
     @classmethod
     def of(cls, config: Config) -> Self:
         """The flags of a configuration, as defaults."""
-        given = {
-            name: kind(**{f.name: getattr(getattr(config, name), f.name) for f in fields(kind)})
-            for name, kind in _SECTIONS.items()
-        }
-        return cls(**given)
+        sections = {}
+        for name, kind in _SECTIONS.items():
+            values = vars(getattr(config, name))
+            sections[name] = kind(**{f.name: values[f.name] for f in fields(kind)})
+        return cls(**sections)
 
     def changed(self, config: Config) -> list[str]:
         """The fields whose values differ from a configuration's."""
-        return [
-            name
-            for section in _SECTIONS
-            for name, value in vars(getattr(self, section)).items()
-            if value != getattr(getattr(config, section), name)
-        ]
+        names: list[str] = []
+        for section in _SECTIONS:
+            others = vars(getattr(config, section))
+            flags = vars(getattr(self, section))
+            names += [name for name, value in flags.items() if value != others[name]]
+        return names
 
     def applied_to(self, config: Config) -> Config:
         """The configuration with the typed values; new texts replace the old ones and their digest."""
-        typed = {name: replace(getattr(config, name), **vars(getattr(self, name))) for name in _SECTIONS}
-        data = typed["data"]
-        if data.dataset not in ("", config.data.dataset):
-            old: dict[str, Any] = {
-                name: "" for name in PARALLEL_TEXTS if getattr(data, name) == getattr(config.data, name)
-            }
-            data = replace(data, **old)
-        where = [f.name for f in fields(data) if not changes_numbers(f)]
-        if any(getattr(data, name) != getattr(config.data, name) for name in where):
-            data = replace(data, digest="")
-        return replace(config, **typed | {"data": data})
+        sections = {name: replace(getattr(config, name), **vars(getattr(self, name))) for name in _SECTIONS}
+        return replace(config, **sections | {"data": _without_old_texts(sections["data"], config.data)})
+
+
+def _without_old_texts(data: DataConfig, before: DataConfig) -> DataConfig:
+    """The data without the texts of a configuration that other ones replace, and without their digest."""
+    if data.dataset not in ("", before.dataset):
+        untyped = [name for name in PARALLEL_TEXTS if getattr(data, name) == getattr(before, name)]
+        data = replace(data, **dict[str, Any](dict.fromkeys(untyped, "")))
+    # fields that change no number say where a text is: its content enters by its digest
+    places = [f.name for f in fields(data) if not changes_numbers(f)]
+    if any(getattr(data, name) != getattr(before, name) for name in places):
+        data = replace(data, digest="")
+    return data
 
 
 def load(name_or_file: str) -> Config:
@@ -127,8 +131,8 @@ def load(name_or_file: str) -> Config:
         if name_or_file in CONFIGS:
             return CONFIGS[name_or_file]()
         raise UserError(
-            f"no configuration is called {name_or_file!r}{nearest(name_or_file, CONFIGS)}; or give a file: "
-            "--config runs/<id>/config.json"
+            f"no configuration is called {name_or_file!r}{nearest(name_or_file, sorted(CONFIGS))}; "
+            "or give a file: --config runs/<id>/config.json"
         )
     path = Path(name_or_file)
     if path.exists() and not path.is_file():
@@ -147,12 +151,12 @@ ConfigParts = Annotated[OmitArgPrefixes[ConfigFlags], arg(name="")]
 
 def typed_values(argv: Sequence[str], name: str) -> list[str]:
     """Return the values of a flag on the command line before it is parsed."""
-    found = []
-    for place, word in enumerate(argv):
+    values = []
+    for word, next_word in zip(argv, (*argv[1:], ""), strict=False):
         key, equals, value = word.partition("=")
         if key.startswith("--") and flag_name(key[2:]) == name:
-            found.append(value if equals else "".join(argv[place + 1 : place + 2]))
-    return found
+            values.append(value if equals else next_word)
+    return values
 
 
 def typed_value(argv: Sequence[str], name: str) -> str | None:
@@ -191,8 +195,13 @@ def config_name(argv: Sequence[str]) -> str:
         "--train-text": "language_model",
         "--train-pairs": "classification",
     }
-    given = (name for typed, name in suiting.items() if typed_value(argv, typed))
-    return typed_value(argv, "--config") or next(given, "demo")
+    typed = typed_value(argv, "--config")
+    if typed:
+        return typed
+    for flag, name in suiting.items():
+        if typed_value(argv, flag):
+            return name
+    return "demo"
 
 
 def base_of(argv: Sequence[str]) -> tuple[str, Config]:
@@ -200,7 +209,8 @@ def base_of(argv: Sequence[str]) -> tuple[str, Config]:
 
     Modules given with ``--import`` are imported first, because they may define it.
     """
-    if imports := typed_values(argv, "--import"):
+    imports = typed_values(argv, "--import")
+    if imports:
         from normlab.lab.recipes.plugins import load_plugins
 
         load_plugins(*imports)
@@ -217,8 +227,8 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     from normlab.lab.training.devices import resolved_precision
 
     base = load(name)
-    asked = flags.applied_to(base)
-    config = replace(asked, optim=replace(asked.optim, lr=lr))
+    with_flags = flags.applied_to(base)
+    config = replace(with_flags, optim=replace(with_flags.optim, lr=lr))
     if seed != base.seeds.init:
         config = replace(config, seeds=SeedConfig.of(seed))
     if recipe != base.recipe or not _is_file_name(name):
@@ -226,7 +236,7 @@ def resolved(name: str, flags: ConfigFlags, *, recipe: str, lr: float, seed: int
     else:
         grammar.require_known(config)
         config = replace(config, own_code=grammar.own_code(config))
-    for note in build.notes([config], flags.changed(base), asked):
+    for note in build.notes([config], flags.changed(base), with_flags):
         errors.write(note)
     return resolved_precision(config)
 
@@ -336,16 +346,7 @@ class SourceFlags(ABC):
             )
         if self.source and self.module:
             raise UserError(f"{self.source} and -m {self.module} are two scripts; name one of them")
-        base = self.adapted(load(self.config))
-        typed = {
-            "--recipe": bool(self.recipe),
-            "--lr": self.lr is not None and self.kind not in self.LR_OF,
-            "--seed": self.kind == "run" and self.seed != base.seeds.init,
-            "--force": self.force,
-        }
-        of_recipe = [name for name, there in typed.items() if there]
-        of_recipe += [name for name in map(flag_name, self.flags.changed(base)) if name not in self.OWN]
-        of_recipe = of_recipe or ["--config"] * (self.config != config_name(()))
+        of_recipe = self._typed_for_recipe()
         named = self.source or self.module
         if not named and not of_recipe and self.lr is None:
             raise UserError(self.WHAT)
@@ -354,6 +355,21 @@ class SourceFlags(ABC):
                 f"{named} has a configuration or a setup of its own, so normlab would ignore "
                 f"{' and '.join(of_recipe)}; leave that out, or name a recipe instead"
             )
+
+    def _typed_for_recipe(self) -> list[str]:
+        """The flags that were typed and that only a recipe reads."""
+        base = self.adapted(load(self.config))
+        typed = {
+            "--recipe": bool(self.recipe),
+            "--lr": self.lr is not None and self.kind not in self.LR_OF,
+            "--seed": self.kind == "run" and self.seed != base.seeds.init,
+            "--force": self.force,
+        }
+        flags = [flag for flag, is_typed in typed.items() if is_typed]
+        flags += [flag for flag in map(flag_name, self.flags.changed(base)) if flag not in self.OWN]
+        if not flags and self.config != config_name(()):
+            return ["--config"]
+        return flags
 
     @contextmanager
     def script_setup(self, **how: Any) -> Iterator[NamedSetup]:
@@ -384,9 +400,10 @@ class SourceFlags(ABC):
             force=self.force,
         )
 
-    def print_json(self, shown: Sequence[Mapping[str, Any]]) -> None:
+    def print_json(self, documents: Sequence[Mapping[str, Any]]) -> None:
         """Print a list of what there is about each source; if there is just one, without the list."""
-        print(json.dumps(shown[0] if len(shown) == 1 else shown, ensure_ascii=False, allow_nan=False))
+        content = documents[0] if len(documents) == 1 else documents
+        print(json.dumps(content, ensure_ascii=False, allow_nan=False))
 
     def print_page(self, path: Path) -> None:
         """Print where a page is: to standard error if standard output is JSON."""
@@ -409,14 +426,15 @@ def progress_line() -> Iterator[Any]:
 
     Meanwhile what a user's code prints goes to standard error, because standard output is for the answer.
     """
-    console, last = terminal.console(stderr=True), time.monotonic()
+    console, last_time = terminal.console(stderr=True), time.monotonic()
     with redirect_stdout(sys.stderr), console.status("") as status:
 
         def show(name: str, done: int, of: int) -> None:
-            nonlocal last
-            status.update(f"{done + 1} of {of}: {name}")
-            if not console.is_terminal and time.monotonic() - last > EVERY_SECONDS:
-                last = time.monotonic()
-                errors.write(f"{done + 1} of {of}: {name}")
+            nonlocal last_time
+            line = f"{done + 1} of {of}: {name}"
+            status.update(line)
+            if not console.is_terminal and time.monotonic() - last_time > EVERY_SECONDS:
+                last_time = time.monotonic()
+                errors.write(line)
 
         yield show

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -50,8 +50,7 @@ STYLES: Final = {
     "another text": "yellow",
     "damaged": "bold red",
 }
-
-
+"""By the state of an artefact; below by the answer about a finding, and by what an effect says of it."""
 ANSWER_STYLES: Final = {
     "supported": "green",
     "partly": "yellow",
@@ -85,27 +84,27 @@ class PapersCommand:
         for file in self.paper:
             papers.add_paper(file)
         book = read_book(roots=(self.runs, RESULTS))
-        every = own_findings()
-        wanted, artefacts = _wanted(self.names, every)
+        known = own_findings()
+        wanted, artefacts = _wanted(self.names, known)
         findings = [reviewed(finding, book) for finding in wanted]
         # the list of all findings does not wait for the results of all artefacts
         standings = _standings_of(artefacts, self.runs, self.scale) if self.names or self.as_json else []
         if self.as_json:
-            print(json.dumps(_plain_all(findings, standings, every), ensure_ascii=False, allow_nan=False))
+            print(json.dumps(_plain_all(findings, standings, known), ensure_ascii=False, allow_nan=False))
         elif len(findings) == 1 and not standings:
             _show_finding(findings[0])
         elif len(standings) == 1 and not findings:
             (standing,) = standings
             others = at_other_scales([standing.artefact], folders(self.runs), self.scale)
-            resting = [f for f in every.values() if standing.artefact.id in f.artefacts]
-            _show_one(standing, others, [reviewed(finding, book) for finding in resting])
+            resting = [finding for finding in known.values() if standing.artefact.id in finding.artefacts]
+            _show_artefact(standing, others, [reviewed(finding, book) for finding in resting])
         else:
             _list_findings(findings)
             if standings:
-                _show_all(standings)
+                _list_artefacts(standings)
 
 
-def _wanted(names: Sequence[str], every: Mapping[str, Finding]) -> tuple[list[Finding], list[Artefact]]:
+def _wanted(names: Sequence[str], known: Mapping[str, Finding]) -> tuple[list[Finding], list[Artefact]]:
     """The findings and artefacts that names stand for: both of all papers without names."""
     findings: dict[str, Finding] = {}
     artefacts: dict[str, Artefact] = {}
@@ -113,12 +112,12 @@ def _wanted(names: Sequence[str], every: Mapping[str, Finding]) -> tuple[list[Fi
     for name in names or ("all",):
         group = {
             id_: finding
-            for id_, finding in every.items()
+            for id_, finding in known.items()
             if name == "all" or name.lower() in (id_.lower(), finding.paper)
         }
         findings |= group
         if not group and "." not in name and name not in keys:
-            raise UserError(f"there is no finding or paper {name!r}{nearest(name, (*every, *papers.PAPERS))}")
+            raise UserError(f"there is no finding or paper {name!r}{nearest(name, (*known, *papers.PAPERS))}")
         if not group or name in (*keys, "all"):
             artefacts |= {artefact.id: artefact for artefact in papers.chosen([name])}
     return list(findings.values()), list(artefacts.values())
@@ -131,8 +130,8 @@ def _print_measured(standing: ArtefactStatus) -> None:
         metric = phrases.metric_of(next(iter(cells.values())))
         measured = terminal.table("cell", f"{metric} [95%]", phrases.SEEDS, "trained")
         for name, row in cells.items():
-            mean = phrases.score(row)
-            measured.add_row(Text(name), Text(mean), Text(row["seeds"]), Text(row["trained"]))
+            texts = (name, phrases.score(row), row["seeds"], row["trained"])
+            measured.add_row(*map(Text, texts))
         terminal.write("", measured)
     if standing.measures:
         measures = terminal.table("measure", "[95%]")
@@ -143,31 +142,33 @@ def _print_measured(standing: ArtefactStatus) -> None:
 
 def _findings_among(names: Sequence[str]) -> list[Finding]:
     """The findings that are named by their ids."""
-    every = {id_.lower(): finding for id_, finding in own_findings().items()}
-    return [every[name.lower()] for name in names if name.lower() in every]
+    by_id = {id_.lower(): finding for id_, finding in own_findings().items()}
+    return [by_id[name.lower()] for name in names if name.lower() in by_id]
 
 
 def _artefacts_of(names: Sequence[str]) -> list[str]:
     """Names of artefacts and papers, with the artefacts of a finding in the place of its id."""
-    every = {id_.lower(): finding for id_, finding in own_findings().items()}
-    return [
-        artefact
-        for name in names
-        for artefact in (every[name.lower()].artefacts if name.lower() in every else (name,))
-    ]
+    by_id = {id_.lower(): finding for id_, finding in own_findings().items()}
+    artefacts: list[str] = []
+    for name in names:
+        finding = by_id.get(name.lower())
+        artefacts += [name] if finding is None else finding.artefacts
+    return artefacts
 
 
 def _plain_all(
-    findings: Sequence[Reviewed], standings: Sequence[ArtefactStatus], every: Mapping[str, Finding]
+    findings: Sequence[Reviewed], standings: Sequence[ArtefactStatus], known: Mapping[str, Finding]
 ) -> dict[str, Any]:
     """Findings, the regimes that they name, and artefacts as plain data for JSON."""
-    pieces = [piece for one in findings for piece in (*one.evidence, *one.left_out)]
-    regimes = {piece.regime.name: phrases.plain_regime(piece) for piece in pieces}
+    regimes: dict[str, Any] = {}
+    for review in findings:
+        for evidence in (*review.evidence, *review.left_out):
+            regimes[evidence.regime.name] = phrases.plain_regime(evidence)
     return {
         "schema_version": phrases.SCHEMA_VERSION,
-        "findings": [phrases.plain(one) for one in findings],
+        "findings": [phrases.plain(review) for review in findings],
         "regimes": list(regimes.values()),
-        "artefacts": [_plain(standing, every) for standing in standings],
+        "artefacts": [_plain(standing, known) for standing in standings],
     }
 
 
@@ -177,41 +178,39 @@ def _list_findings(findings: Sequence[Reviewed]) -> None:
     table.collapse_padding = True  # so that a finding has one line of a hundred columns
     for column in table.columns:
         column.no_wrap, column.overflow = True, "ellipsis"
-    paper = ""
-    for one in findings:
-        if one.finding.paper != paper:
-            paper = one.finding.paper
-            table.add_row("", Text(papers.PAPERS[paper].authors, "bold"), "", "", "")
-        answer = Text(phrases.answer_in_short(one), ANSWER_STYLES[one.finding.answer])
-        counts = Text("/".join(str(one.counts[reading]) for reading in ("agrees", "contradicts", "open")))
-        effect = Text(phrases.beside_expected(one))
-        table.add_row(Text(one.finding.id), Text(one.finding.short), answer, counts, effect)
+    for paper, group in groupby(findings, key=lambda review: review.finding.paper):
+        table.add_row("", Text(papers.PAPERS[paper].authors, "bold"), "", "", "")
+        for review in group:
+            answer = Text(phrases.answer_in_short(review), ANSWER_STYLES[review.finding.answer])
+            counts = "/".join(str(review.counts[reading]) for reading in ("agrees", "contradicts", "open"))
+            effect = Text(phrases.beside_expected(review))
+            table.add_row(Text(review.finding.id), Text(review.finding.short), answer, Text(counts), effect)
     terminal.write(table, "", f"{phrases.counted(findings)}.")
     terminal.write("a/c/o: how many effects agree with the sentence, contradict it, and are open.")
     terminal.write("Everything about one: normlab papers show X1")
 
 
-def _show_finding(one: Reviewed) -> None:
+def _show_finding(review: Reviewed) -> None:
     """Print a finding: the sentence, the answer, and every effect, regime by regime."""
-    finding = one.finding
+    finding = review.finding
     paper = papers.PAPERS[finding.paper]
     style = ANSWER_STYLES[finding.answer]
-    answer = phrases.answer(one), style
+    answer = phrases.answer(review), style
     terminal.write(
-        Text.assemble((finding.id, "bold"), f": {finding.short}: ", answer, f" ({phrases.tally(one)})")
+        Text.assemble((finding.id, "bold"), f": {finding.short}: ", answer, f" ({phrases.tally(review)})")
     )
     terminal.write(Text(f"{paper.authors}, {finding.where}", "dim"), "")
     terminal.write(Text(finding.says), Text(f"The paper has: {finding.published}"), "")
     terminal.write(Text(finding.because))
     if finding.needs:
         terminal.write(Text(f"To test it: {finding.needs}"))
-    _show_evidence(one.evidence)
-    if one.left_out:
+    _show_evidence(review.evidence)
+    if review.left_out:
         terminal.write("", Text("Measured, and not counted", "bold"))
-        _show_evidence(one.left_out)
+        _show_evidence(review.left_out)
     tables = ", ".join(finding.artefacts)
     terminal.write("", Text(f"Tables and figures: {tables}", "dim"))
-    if any(piece.missing for piece in (*one.evidence, *one.left_out)):
+    if any(piece.missing for piece in (*review.evidence, *review.left_out)):
         terminal.write(f"To train the runs that are missing: normlab papers reproduce {finding.id}")
 
 
@@ -236,34 +235,38 @@ def _standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPT
 
 def _plain(standing: ArtefactStatus, findings: Mapping[str, Finding]) -> dict[str, Any]:
     """An artefact as plain data for JSON, without its tables."""
-    artefact, found = standing.artefact, standing.found
+    artefact, reproduction = standing.artefact, standing.found
     return {
-        **{name: getattr(artefact, name) for name in ("id", "paper", "shows", "discussion")},
+        "id": artefact.id,
+        "paper": artefact.paper,
+        "shows": artefact.shows,
+        "discussion": artefact.discussion,
         "study": artefact.study_name,
         "published": dict(artefact.published),
         "state": standing.state,
         "scale": standing.scale,
         "measures": {name: to_plain(value) for name, value in standing.measures.items()},
-        "runs": [] if found is None else [row["run"] for row in found.tables.get("runs", ())],
+        "runs": [] if reproduction is None else [row["run"] for row in reproduction.tables.get("runs", ())],
         "findings": [id_ for id_, finding in findings.items() if artefact.id in finding.artefacts],
-        "seconds": None if found is None else found.seconds,
+        "seconds": None if reproduction is None else reproduction.seconds,
         "file": None if standing.path is None else str(standing.path),
     }
 
 
-def _show_all(standings: Sequence[ArtefactStatus]) -> None:
+def _list_artefacts(standings: Sequence[ArtefactStatus]) -> None:
     """Print a line for each artefact, cut to the terminal's width."""
     table = terminal.table("table or figure", "scale", "measured", "what it shows")
-    for s in standings:
-        scale = s.scale if s.scale in s.artefact.trainings else "–"
-        line = Text(s.trouble or s.artefact.shows, no_wrap=True, overflow="ellipsis")
-        state = Text(phrases.state(s), STYLES.get(s.state, "dim"))
-        table.add_row(Text(s.artefact.id), Text(scale), state, line)
+    for status in standings:
+        artefact = status.artefact
+        scale = status.scale if status.scale in artefact.trainings else "–"
+        line = Text(status.trouble or artefact.shows, no_wrap=True, overflow="ellipsis")
+        state = Text(phrases.state(status), STYLES.get(status.state, "dim"))
+        table.add_row(Text(artefact.id), Text(scale), state, line)
     terminal.write("", table)
     terminal.write(*map(Text, disagreements(standings)))
 
 
-def _show_one(
+def _show_artefact(
     standing: ArtefactStatus, others: Sequence[ArtefactStatus], findings: Sequence[Reviewed]
 ) -> None:
     """Print an artefact: what is in print, what was measured, and the findings that rest on it."""
@@ -277,9 +280,9 @@ def _show_one(
     terminal.write(table)
     terminal.write(*map(Text, phrases.cautions(standing)))
     _print_measured(standing)
-    for one in findings:
-        answer = phrases.answer(one), ANSWER_STYLES[one.finding.answer]
-        terminal.write("", Text.assemble((one.finding.id, "bold"), f": {one.finding.short}: ", answer))
+    for review in findings:
+        answer = phrases.answer(review), ANSWER_STYLES[review.finding.answer]
+        terminal.write("", Text.assemble((review.finding.id, "bold"), f": {review.finding.short}: ", answer))
     if artefact.discussion:
         terminal.write("", Text(artefact.discussion))
     if standing.scale in artefact.trainings:
@@ -337,7 +340,6 @@ class ReproduceCommand:
     def run(self) -> None:
         """Raises SystemExit with code 1 if something could not be measured."""
         from normlab.papers.experiments import planned_for
-        from normlab.report.papers import write_papers_page
 
         if not self.names:
             raise UserError("name an artefact, a paper or all, as in: normlab papers reproduce liu2020.fig4")
@@ -345,30 +347,44 @@ class ReproduceCommand:
             os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where studies and trainings read it
         backend(self.on)  # reject a wrong name before anything is measured
         book = read_book(roots=(self.runs, RESULTS))
-        named = _findings_among(self.names) if self.scale == LAPTOP else []
-        experiments = planned_for(named, book, CONFIGS)
-        budget, wanted = seconds_of(self.budget, "--budget"), self._wanted(having_more=bool(experiments))
+        findings = _findings_among(self.names) if self.scale == LAPTOP else []
+        experiments = planned_for(findings, book, CONFIGS)
+        budget = seconds_of(self.budget, "--budget")
         until = math.inf if budget is None else time.monotonic() + budget
+        wanted = self._wanted(having_more=bool(experiments))
+        missing = self._not_measured(wanted)
+        failed = self._measure([artefact for artefact in missing if not artefact.trainings], until)
+        to_train = {artefact.id: artefact for artefact in missing if self.scale in artefact.trainings}
+        if to_train:
+            failed += self._train(to_train, until)
+        for experiment in experiments:
+            if not self._train_planned(experiment, until):
+                failed.append(experiment.name)
+        print(f"all findings: {self._write_page()}")
+        if failed:
+            errors.write(f"normlab: {len(failed)} could not be measured: {', '.join(failed)}")
+            raise SystemExit(FAILED)
+
+    def _not_measured(self, wanted: Sequence[Artefact]) -> list[Artefact]:
+        """Return the artefacts to measure; write the pages of the others."""
         standings = _standings_of(wanted, self.runs, self.scale)
-        measured = {s.artefact.id for s in standings if s.whole and not self.again}
-        for artefact in (a for a in wanted if a.id in measured):
-            self._done(artefact, None)
-        missing = [artefact for artefact in wanted if artefact.id not in measured]
-        failed = self._measure([a for a in missing if not a.trainings], until)
-        todo = {a.id: a for a in missing if self.scale in a.trainings}
-        failed += self._train(todo, until) if todo else []
-        failed += [e.name for e in experiments if not self._train_planned(e, until)]
+        measured = {standing.artefact.id for standing in standings if standing.whole and not self.again}
+        for artefact in wanted:
+            if artefact.id in measured:
+                self._done(artefact, None)
+        return [artefact for artefact in wanted if artefact.id not in measured]
+
+    def _write_page(self) -> Path:
+        """Write the page about all findings, with what was measured now; return its path."""
+        from normlab.report.papers import write_papers_page
+
         book = read_book(roots=(self.runs, RESULTS))
-        page = write_papers_page(
+        return write_papers_page(
             [reviewed(finding, book) for finding in own_findings().values()],
             _standings_of(papers.ARTEFACTS.values(), self.runs),
             folders(self.runs)[0],
             at_other_scales(papers.ARTEFACTS.values(), folders(self.runs)),
         )
-        print(f"all findings: {page}")
-        if failed:
-            errors.write(f"normlab: {len(failed)} could not be measured: {', '.join(failed)}")
-            raise SystemExit(FAILED)
 
     def _wanted(self, *, having_more: bool) -> list[Artefact]:
         """Raises UserError if no artefact is left that has a study, unless there is more to do; one named by
@@ -376,33 +392,41 @@ class ReproduceCommand:
         """
         left_out = papers.chosen(self.without)
         named = papers.chosen(_artefacts_of(self.names))
-        found = [artefact for artefact in named if artefact not in left_out]
-        wanted = [a for a in found if a.study or a.id in self.names]
+        not_left_out = [artefact for artefact in named if artefact not in left_out]
+        wanted = [artefact for artefact in not_left_out if artefact.study or artefact.id in self.names]
         if having_more and not wanted:
             return []
         if not wanted:
-            if found != named:
+            if not_left_out != named:
                 raise UserError("--without leaves nothing to measure; leave out fewer")
-            having = ", ".join(a.id for a in papers.ARTEFACTS.values() if a.study)
+            having = ", ".join(artefact.id for artefact in papers.ARTEFACTS.values() if artefact.study)
             raise UserError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
+        self._require_scale(wanted)
+        return wanted
+
+    def _require_scale(self, wanted: Sequence[Artefact]) -> None:
+        """Raise UserError if none of these has trainings of the scale; what needs none is of the laptop's."""
         scales = dict.fromkeys(scale for artefact in wanted for scale in artefact.trainings)
-        if self.scale not in scales and (self.scale != LAPTOP or all(a.trainings for a in wanted)):
+        needs_trainings = self.scale != LAPTOP or all(artefact.trainings for artefact in wanted)
+        if needs_trainings and self.scale not in scales:
             raise UserError(
                 f"--scale is {self.scale}, but {', '.join(self.names)} has no trainings of that scale; it "
                 f"has {', '.join(scales) or 'none at all, leave --scale out'}"
             )
-        return wanted
 
-    def _measure(self, todo: Sequence[Artefact], until: float) -> list[str]:
+    def _measure(self, artefacts: Sequence[Artefact], until: float) -> list[str]:
         """Measure artefacts that need no training; return the ids of those that could not be measured."""
         from normlab.papers.reproduce import each
 
-        jobs = min(self.jobs or usable_cores(), len(todo))
-        asked = each(todo, self.runs, _progress, jobs=jobs, until=until)
-        done = {artefact.id: self._done(artefact, measure) for artefact, measure in asked}
-        if left := [artefact.id for artefact in todo if artefact.id not in done]:
+        jobs = min(self.jobs or usable_cores(), len(artefacts))
+        succeeded = {
+            artefact.id: self._done(artefact, measure)
+            for artefact, measure in each(artefacts, self.runs, _progress, jobs=jobs, until=until)
+        }
+        left = [artefact.id for artefact in artefacts if artefact.id not in succeeded]
+        if left:
             print(f"the budget is spent; not measured: {', '.join(left)}; the same command measures them")
-        return [id_ for id_, succeeded in done.items() if not succeeded]
+        return [id_ for id_, is_measured in succeeded.items() if not is_measured]
 
     def _train(self, todo: Mapping[str, Artefact], until: float) -> list[str]:
         """Train what the artefacts need; measure each when its runs have ended; return those that failed."""
@@ -415,8 +439,10 @@ class ReproduceCommand:
         machine = replace(machine, threads=threads)
         planned = plan(list(todo.values()), self.runs, scale=self.scale, machine=machine)
         failed = list(planned.without_text)
-        for reason in dict.fromkeys(planned.without_text.values()):
-            ids = (id_ for id_, own in planned.without_text.items() if own == reason)
+        by_reason: dict[str, list[str]] = {}
+        for id_, reason in planned.without_text.items():
+            by_reason.setdefault(reason, []).append(id_)
+        for reason, ids in by_reason.items():
             errors.write(f"normlab: {', '.join(ids)}: {reason}")
         self._require_device(machine.device, len(planned.todo))
         queue = partial(Queue, jobs=jobs, start=where.start, until=until)
@@ -430,10 +456,13 @@ class ReproduceCommand:
         for run, reason in lost.items():
             errors.write(f"normlab: run {run} could not be trained: {reason}")
         for id_ in planned.cells:
-            if open_ := len(planned.open_runs(id_)):
-                whole = count(len(planned.runs(id_)), "run")
-                print(f"{id_}: {open_} of {whole} left; type the same command again to continue")
-        return [*failed, *(id_ for id_ in planned.cells if lost.keys() & planned.open_runs(id_))]
+            left = planned.open_runs(id_)
+            if left:
+                number = count(len(planned.runs(id_)), "run")
+                print(f"{id_}: {len(left)} of {number} left; type the same command again to continue")
+            if lost.keys() & left:
+                failed.append(id_)
+        return failed
 
     def _train_planned(self, experiment: Experiment, until: float) -> bool:
         """Train the runs of an experiment that are neither kept nor below ``runs``; return whether nothing
@@ -446,7 +475,7 @@ class ReproduceCommand:
             return True
         file = self.runs / experiment.name / RUNS_FILE
         missing = experiment.missing(RESULTS / experiment.name / RUNS_FILE, file)
-        whole, left = len(list(experiment.configs())), len(missing)
+        planned, left = len(list(experiment.configs())), len(missing)
         in_time = takewhile(lambda _: time.monotonic() <= until, missing)
         try:
             for row in train_missing(in_time, self.runs, file, experiment.measure):
@@ -456,7 +485,7 @@ class ReproduceCommand:
             errors.report(error, ["papers", "reproduce", experiment.name])
             return False
         more = "; the same command trains them" if left else ""
-        print(f"{experiment.name}: {left} of {count(whole, 'run')} left{more}")
+        print(f"{experiment.name}: {left} of {count(planned, 'run')} left{more}")
         return True
 
     def _require_device(self, device: str, runs: int) -> None:
@@ -473,20 +502,20 @@ class ReproduceCommand:
 
     def _done(self, artefact: Artefact, measure: Callable[[], Reproduction] | None) -> bool:
         """Measure an artefact unless it is measured, print its measures, write its page; return success."""
-        from normlab.report.papers import write_reproduction_page
+        from normlab.report.reproduction import write_reproduction_page
 
         folder = folders(self.runs)[0]
-        (found,) = _standings_of([artefact], self.runs, self.scale)
+        (status,) = _standings_of([artefact], self.runs, self.scale)
         try:
             if measure is None:
-                print(f"{artefact.id}: already measured, {found.path}; --again measures it again")
+                print(f"{artefact.id}: already measured, {status.path}; --again measures it again")
             else:
                 write_reproduction(measure(), folder)
-                found = standing(artefact, [folder], self.scale)
+                status = standing(artefact, [folder], self.scale)
                 terminal.write(Text.assemble((artefact.id, "bold"), f": {artefact.shows}"))
-                for name, value in found.measures.items():
+                for name, value in status.measures.items():
                     terminal.write(f"  {name}: {phrases.estimated(value)}")
-            page = write_reproduction_page(found, folder)
+            page = write_reproduction_page(status, folder)
         except SpentError as spent:
             print(f"{artefact.id}: {spent}; type the same command again to continue")
             return True

@@ -16,7 +16,17 @@ from normlab.lab.config import (
     parallel_files,
 )
 
+CONFIGS: Final[dict[str, Callable[[], Config]]] = {}
+"""Each name, with the function that makes its configuration."""
 
+
+def preset(make: Callable[[], Config]) -> Callable[[], Config]:
+    """Register a function that makes a configuration under its own name."""
+    CONFIGS[make.__name__] = make
+    return make
+
+
+@preset
 def demo() -> Config:
     """6+6 layers of width 64: half a minute per run on one core, yet so deep that Post-LN needs warm-up."""
     return Config(
@@ -30,6 +40,7 @@ def demo() -> Config:
     )
 
 
+@preset
 def text() -> Config:
     """3+3 layers of width 256, for tens of thousands of short sentence pairs."""
     return Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(steps=4000, precision="auto"))
@@ -40,6 +51,7 @@ def _multi30k(entries: int) -> DataConfig:
     return parallel_files(DataConfig(vocab_size=entries), "multi30k", splits=splits, source="de", target="en")
 
 
+@preset
 def multi30k() -> Config:
     """3+3 layers of width 256, Pre-LN with FixNorm and ScaleNorm: less than half an hour on 2 cores."""
     return Config(
@@ -57,6 +69,7 @@ def multi30k() -> Config:
     )
 
 
+@preset
 def multi30k_small() -> Config:
     """3+3 layers of width 128: a base for comparing recipes, minutes per run on one core."""
     return Config(
@@ -67,6 +80,7 @@ def multi30k_small() -> Config:
     )
 
 
+@preset
 def gl_en() -> Config:
     """The last row of Table 3 as published: 4+4 layers of width 512, 8000 warm-up steps, dropout 0.4."""
     from normlab.papers.nguyen2019.bases import GL_EN
@@ -74,6 +88,7 @@ def gl_en() -> Config:
     return GL_EN
 
 
+@preset
 def gl_en_small() -> Config:
     """Fifteen minutes per run on one core: 4+4 layers of width 256, small batches, dropout 0.1."""
     from normlab.papers.nguyen2019.bases import GL_EN_SMALL
@@ -82,6 +97,7 @@ def gl_en_small() -> Config:
     return replace(GL_EN_SMALL, optim=optim, train=replace(GL_EN_SMALL.train, precision="auto"))
 
 
+@preset
 def language_model() -> Config:
     """A decoder of 4 layers of width 256, for a few hundred thousand words: AdamW that decays only matrices,
     betas (0.9, 0.95), no dropout.
@@ -106,6 +122,7 @@ def language_model() -> Config:
     )
 
 
+@preset
 def bert() -> Config:
     """A Pre-LN encoder of 4 layers of width 64, rows of 32 tokens, 500 vocabulary entries: minutes per run on
     one core.
@@ -122,11 +139,13 @@ def bert() -> Config:
     return replace(BERT, data=data, train=replace(BERT.train, precision="auto"))
 
 
+@preset
 def classification() -> Config:
     """Your own labelled pairs of sentences: 700 batches of 16."""
     return _tuned(DataConfig(tokenizer="", block_len=128), steps=700)
 
 
+@preset
 def mrpc() -> Config:
     """Paraphrase or not, 3,668 training pairs, dev 408 of these, the official test: 3 epochs of batches of
     16.
@@ -134,6 +153,7 @@ def mrpc() -> Config:
     return _tuned("MRPC", steps=3 * 230)
 
 
+@preset
 def rte() -> Config:
     """Entailed or not, 2,241 training pairs and 249 of the same set as dev, GLUE's dev as the test: 3 epochs
     of batches of 16.
@@ -146,13 +166,3 @@ def _tuned(data: DataConfig | str, steps: int) -> Config:
 
     config = fine_tuning(GLUE[data] if isinstance(data, str) else data, steps=steps)
     return replace(config, train=replace(config.train, precision="auto"))
-
-
-CONFIGS: Final[dict[str, Callable[[], Config]]] = {
-    f.__name__: f
-    for f in (
-        *(bert, classification, demo, gl_en, gl_en_small, language_model),
-        *(mrpc, multi30k, multi30k_small, rte, text),
-    )
-}
-"""Each name, with the function that makes its configuration."""

@@ -54,17 +54,19 @@ def _print_parts(axis: str) -> None:
     axes = dict.fromkeys(part.axis for part in parts)
     if axis and axis not in axes:
         raise UserError(f"there is no axis {axis!r}{nearest(axis, axes)}")
-    roomy = terminal.console().width >= ROOMY
-    table = terminal.table("name", "equation", *(("source",) if roomy else ()))
+    is_roomy = terminal.console().width >= ROOMY
+    columns = ("name", "equation", "source") if is_roomy else ("name", "equation")
+    table = terminal.table(*columns)
     for heading, members in groupby(parts, key=lambda part: part.axis):
-        if heading in (axis or axes):
-            table.add_row(Text(heading, "bold"))
-            for part in members:
-                equation, source = summary(part)
-                texts = Text(readable(equation)), Text(source, "dim")
-                table.add_row(
-                    Text(f"  {part.name}"), *(texts if roomy else [Text("\n").join(filter(None, texts))])
-                )
+        if axis and heading != axis:
+            continue
+        table.add_row(Text(heading, "bold"))
+        for part in members:
+            equation, source = summary(part)
+            texts = [Text(readable(equation)), Text(source, "dim")]
+            if not is_roomy:
+                texts = [Text("\n").join(filter(None, texts))]
+            table.add_row(Text(f"  {part.name}"), *texts)
     terminal.write(table)
     if not axis:
         terminal.write(

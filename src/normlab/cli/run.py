@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,13 +11,14 @@ from tyro.conf import Positional, arg
 
 from normlab.base.files import blame, own, read_json, write_output
 from normlab.base.io import from_plain
-from normlab.base.metric import in_words, selection_metric
+from normlab.base.metric import Metric, in_words, selection_metric
 from normlab.base.units import duration, rate, steps_named
 from normlab.cli import terminal
 from normlab.cli.options import RUNS, RunFlags
-from normlab.cli.terminal import state_of
+from normlab.cli.progress import state_of
 from normlab.errors import UserError
 from normlab.lab.comparison.result import Comparison
+from normlab.lab.config import Config
 from normlab.lab.runs import RunFolder, Runs
 from normlab.lab.runs.folder import Status, find_run, named_output, read_scores
 from normlab.lab.runs.manifest import committed, read_state
@@ -53,18 +54,26 @@ class ReportCommand:
         print(f"page: {self.write()}")
 
     def write(self) -> Path:
+        """Write the page of what is named; return its path."""
         if self.of.endswith(".jsonl"):
-            from normlab.report.watch import write_probes_page
-
-            probes = Path(self.of)
-            return write_probes_page(probes, self._page(probes, probes.with_suffix(".html")))
+            return self._write_probes(Path(self.of))
         if self.of and not self.of.endswith(".json"):
-            from normlab.report.run import run_page
+            return self._write_run(find_run(self.of, self.runs))
+        return self._write_comparison()
 
-            folder = find_run(self.of, self.runs)
-            page = self._page(folder.path, folder.path / "run.html")
-            write_output(page, run_page(folder.path))
-            return page
+    def _write_probes(self, probes: Path) -> Path:
+        from normlab.report.watch import write_probes_page
+
+        return write_probes_page(probes, self._page(probes, probes.with_suffix(".html")))
+
+    def _write_run(self, folder: RunFolder) -> Path:
+        from normlab.report.run import run_page
+
+        page = self._page(folder.path, folder.path / "run.html")
+        write_output(page, run_page(folder.path))
+        return page
+
+    def _write_comparison(self) -> Path:
         from normlab.report.compare import write_compare_page
 
         stored = Path(self.of or self.runs / "comparison.json")
@@ -106,21 +115,21 @@ class FoldCommand(RunFlags):
 
         folder = self.folder()
         out = self.out or folder.path.with_name(f"plain-{folder.path.name}")
-        plain = fold(folder, out, weights=self.weights or "", max_positions=self.max_positions)
-        allowed = BOUND * plain.largest_logit
-        print(f"rewrote {plain.before} as {plain.after} ({plain.weights}) in {plain.run}")
-        for sentence in plain.kept:
+        folded = fold(folder, out, weights=self.weights or "", max_positions=self.max_positions)
+        allowed = BOUND * folded.largest_logit
+        print(f"rewrote {folded.before} as {folded.after} ({folded.weights}) in {folded.run}")
+        for sentence in folded.kept:
             print(f"  {sentence}")
         print(
-            f"largest difference of logits on {plain.batches} dev batches: {plain.float32:.2g} in float32, "
-            f"{plain.float64:.2g} in float64 (largest logit {plain.largest_logit:.3g}; allowed in float32: "
+            f"largest difference of logits on {folded.batches} dev batches: {folded.float32:.2g} in float32, "
+            f"{folded.float64:.2g} in float64 (largest logit {folded.largest_logit:.3g}; allowed in float32: "
             f"{allowed:.2g})"
         )
-        if plain.outputs:
-            print(f"greedy outputs on dev: {plain.equal_outputs:,} of {plain.outputs:,} are equal")
-        print(f"parameters: {plain.parameters_before:,} before, {plain.parameters_after:,} after")
-        if plain.positions:
-            print(f"longest input: {plain.positions:,} positions")
+        if folded.outputs:
+            print(f"greedy outputs on dev: {folded.equal_outputs:,} of {folded.outputs:,} are equal")
+        print(f"parameters: {folded.parameters_before:,} before, {folded.parameters_after:,} after")
+        if folded.positions:
+            print(f"longest input: {folded.positions:,} positions")
         print(f"run: {out}")
 
 
@@ -167,6 +176,12 @@ def print_run(folder: RunFolder) -> None:
     if status.best_step is not None:
         dev = selection.with_label(status.best_dev.get(selection.name))
         terminal.write(f"best checkpoint: step {status.best_step}, dev {dev}")
+    _print_scores(folder, metrics, selection)
+    terminal.write(f"{duration(status.train_seconds)} of training; run folder: {folder.path}")
+
+
+def _print_scores(folder: RunFolder, metrics: Sequence[Metric], selection: Metric) -> None:
+    """Print the test scores: of an average of checkpoints, if there is one, beside those of the best."""
     if folder.best_scores.exists():
         terminal.write(f"test {in_words(metrics, read_scores(folder.best_scores))}")
         average = read_state(committed(folder.average))
@@ -175,7 +190,6 @@ def print_run(folder: RunFolder) -> None:
         terminal.write(f"its test {in_words(metrics, read_scores(folder.scores))}")
     elif folder.scores.exists():
         terminal.write(f"test {in_words(metrics, read_scores(folder.scores))}")
-    terminal.write(f"{duration(status.train_seconds)} of training; run folder: {folder.path}")
 
 
 def _stopped(status: Status) -> str:
@@ -193,8 +207,10 @@ def print_runs(store: Runs) -> None:
         try:
             rows.append(_run_cells(folder))
             config, status = folder.config(), folder.status()
-            stopped += [f"{folder.path.name}: {_stopped(status)}"] if status.stopped else []
-            forced |= {config.recipe: config.forced} if config.forced else {}
+            if status.stopped:
+                stopped.append(f"{folder.path.name}: {_stopped(status)}")
+            if config.forced:
+                forced[config.recipe] = config.forced
         except (UserError, OSError) as error:
             damaged.append(f"{folder.path.name}: {error}")
     if rows:
@@ -213,18 +229,25 @@ def forced_lines(reasons: Mapping[str, str]) -> list[str]:
 
 def _run_cells(folder: RunFolder) -> list[str]:
     config, status, metrics = folder.config(), folder.status(), folder.task_metrics()
-    scores = read_scores(folder.scores)
     selection = selection_metric(metrics, config.train.best_by)
-    host = folder.elsewhere() if status.state == "running" else ""
-    state = f"running on {host}" if host else state_of(status)
     return [
         folder.path.name,
         config.recipe,
         rate(config.optim.lr),
         str(config.seeds.init),
         f"{status.step:,}/{config.train.steps:,}",
-        ", ".join([state, *[STALE] * folder.stale(), *[FORCED] * bool(config.forced)]),
+        ", ".join(_states(folder, config, status)),
         selection.with_label(status.best_dev.get(selection.name)),
-        in_words(metrics[:1], scores),
+        in_words(metrics[:1], read_scores(folder.scores)),
         duration(status.train_seconds),
     ]
+
+
+def _states(folder: RunFolder, config: Config, status: Status) -> Iterator[str]:
+    """Yield the state of a run, and what marks its numbers."""
+    host = folder.elsewhere() if status.state == "running" else ""
+    yield f"running on {host}" if host else state_of(status)
+    if folder.stale():
+        yield STALE
+    if config.forced:
+        yield FORCED

@@ -42,17 +42,20 @@ class ExaminedFlags(SourceFlags):
             errors.write(f"running {self.source}")
             with setup_from_file(self.source, seed=self.seed) as source:
                 yield source, False
-            return
-        if self.kind == "script":
+        elif self.kind == "script":
             with self.script_setup(optimizer=self.optimizer) as source:
                 yield source, False
-            return
-        from normlab.lab import setups  # the laboratory, which a file of the user's does not need
-
-        if self.kind == "run":
-            run = find_named_run(self.source, self.runs, self.command)
-            wanted = setups.checkpoints(run, self.checkpoints, self.step)
-            for one in wanted:
-                yield setups.setup_from_run(run, one, tokens=self.tokens), len(wanted) > 1
+        elif self.kind == "run":
+            yield from self._checkpoints_of_run()
         else:
+            from normlab.lab import setups  # the laboratory, which a file of the user's does not need
+
             yield setups.setup_from_config(self.resolved(), self.runs, tokens=self.tokens), False
+
+    def _checkpoints_of_run(self) -> Iterator[tuple[NamedSetup, bool]]:
+        from normlab.lab import setups
+
+        run = find_named_run(self.source, self.runs, self.command)
+        wanted = setups.checkpoints(run, self.checkpoints, self.step)
+        for checkpoint in wanted:
+            yield setups.setup_from_run(run, checkpoint, tokens=self.tokens), len(wanted) > 1

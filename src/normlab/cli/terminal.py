@@ -1,31 +1,15 @@
-"""What commands print, to a terminal or to whatever reads their output: lines, tables, progress of runs."""
+"""What commands print, to a terminal or to whatever reads their output: lines and tables."""
 
 from __future__ import annotations
 
-import json
-import math
-import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from normlab.base.metric import IGNORES_SOURCE, NLL, Metric, selection_metric
-from normlab.base.units import duration, printable, rate
-from normlab.errors import UserError
-from normlab.lab.config import Config
-from normlab.lab.runs import RunFolder, Runs, Status
+from normlab.base.units import printable
 
 
 class PlainConsole(Console):
@@ -36,17 +20,19 @@ class PlainConsole(Console):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
-def write(*things: Table | Text | str) -> None:
+def write(*lines: Table | Text | str) -> None:
     """Write to standard output. If that is not a terminal, lines are never broken, however long."""
     out = console()
-    for thing in things:
-        out.print(thing, markup=False, emoji=False, highlight=False, soft_wrap=isinstance(thing, str))
+    for line in lines:
+        out.print(line, markup=False, emoji=False, highlight=False, soft_wrap=isinstance(line, str))
 
 
 def console(*, stderr: bool = False) -> Console:
     """Standard output or error: as wide as the terminal, and very wide if it is not one."""
-    plain = PlainConsole(stderr=stderr)
-    return plain if plain.is_terminal else PlainConsole(stderr=stderr, width=1000)
+    as_wide_as_terminal = PlainConsole(stderr=stderr)
+    if as_wide_as_terminal.is_terminal:
+        return as_wide_as_terminal
+    return PlainConsole(stderr=stderr, width=1000)
 
 
 def table(*columns: str) -> Table:
@@ -54,294 +40,26 @@ def table(*columns: str) -> Table:
 
     What is too long for its column continues on the next line; nothing is cut off.
     """
-    plain = Table(box=None, pad_edge=False, header_style="bold")
+    made = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        number = name.startswith(">")
-        plain.add_column(
+        is_number = name.startswith(">")
+        made.add_column(
             name.removeprefix(">"),
-            justify="right" if number else "left",
-            no_wrap=number or name == "run",
+            justify="right" if is_number else "left",
+            no_wrap=is_number or name == "run",  # an id must be copied in one piece
             overflow="fold",
         )
-    return plain
+    return made
 
 
 def fitted(header: Sequence[str], rows: Sequence[Sequence[str | Text]], spare: Sequence[str]) -> Table:
     """Build a table that fits the terminal: ``spare`` columns are dropped, in this order, until it does."""
     out = console()
-    for dropped in range(len(spare) + 1):
-        kept = [i for i, name in enumerate(header) if name not in spare[:dropped]]
-        fitting = table(*(header[i] for i in kept))
+    for number in range(len(spare) + 1):
+        places = [place for place, name in enumerate(header) if name not in spare[:number]]
+        fitting = table(*(header[place] for place in places))
         for row in rows:
-            fitting.add_row(*(row[i] for i in kept))
+            fitting.add_row(*(row[place] for place in places))
         if out.measure(fitting, options=out.options.update(width=1000)).maximum <= out.width:
             break
     return fitting
-
-
-LOG_EVERY_SECONDS = 30.0
-"""Without a terminal, a run logs its progress this often, and at every validation."""
-POLL_SECONDS = 0.5
-RATE_ROWS = 20
-"""The number of log rows over which tokens per second are computed."""
-WIDE = 110
-"""The width in columns that a terminal needs to show all values."""
-STYLES = {
-    "trained": "green",
-    "stuck": "yellow",
-    IGNORES_SOURCE: "yellow",
-    "diverged": "red",
-    "failed": "red",
-    "interrupted": "yellow",
-}
-
-
-def state_of(status: Status) -> str:
-    """Return one word: the outcome of a finished run, otherwise its state."""
-    if status.state == "done" and status.outcome:
-        return status.outcome.state
-    return "waiting" if status.state == "new" else status.state
-
-
-class Tail:
-    """A reader of the rows that are appended to a JSON-lines file. It waits for the end of a torn last line.
-
-    If the last line it read is no longer where it was, the run went back or started again; the file is then
-    read from the start.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = 0
-        self.last = b""
-
-    def rows(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Return whether the file was written again from the start, and the new rows."""
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:
-            return False, []
-        with file:
-            file.seek(self.offset - len(self.last))
-            anew = file.read(len(self.last)) != self.last
-            if anew:
-                self.offset, self.last = file.seek(0), b""
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self.offset += len(whole) + len(newline)
-        if newline:
-            self.last = whole[whole.rfind(b"\n") + 1 :] + newline
-        return anew, [json.loads(line) for line in whole.splitlines() if line.strip()]
-
-
-@dataclass
-class RunBar:
-    """The progress of one run, as far as its rows and its status show it."""
-
-    name: str
-    steps: int
-    metric: Metric = NLL
-    """The dev metric that decides which checkpoint is best."""
-    state: str = "waiting"
-    phase: str = ""
-    """Work in progress other than training, with the share that is done: ``translating 40%``."""
-    last: dict[str, Any] = field(default_factory=dict)
-    best: float | None = None
-    """The best dev score so far."""
-    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RATE_ROWS))
-    """The (seconds, tokens) of the last log rows."""
-
-    @classmethod
-    def of(cls, config: Config, metrics: Sequence[Metric]) -> Self:
-        name = f"{config.recipe} · {rate(config.optim.lr)} · seed {config.seeds.init}"
-        return cls(name, config.train.steps, selection_metric(metrics, config.train.best_by))
-
-    def see(self, row: Mapping[str, Any]) -> None:
-        """Add one row of the metrics; infinities may be strings."""
-        if row["kind"] == "dev":
-            score = float(row.get(self.metric.name, math.nan))
-            self.best = score if self.metric.better(score, self.best) else self.best
-        else:
-            self.last = dict(row)
-            self.recent.append((float(row["seconds"]), float(row["tokens"])))
-
-    def look(self, status: Status) -> None:
-        """Update the state and the phase of the run."""
-        self.state = state_of(status)
-        share = "" if status.phase_done is None else f" {status.phase_done:.0%}"
-        self.phase = f"{status.phase}{share}" if status.phase and self.state == "running" else ""
-
-    @property
-    def step(self) -> int:
-        return int(self.last.get("step", 0))
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        if len(self.recent) < 2 or self.recent[-1][0] <= self.recent[0][0]:
-            return None
-        (start, before), (end, after) = self.recent[0], self.recent[-1]
-        return (after - before) / (end - start)
-
-    @property
-    def remaining_seconds(self) -> float | None:
-        """The remaining training time, at the mean pace so far (validations included)."""
-        if self.state not in ("running", "waiting"):
-            return 0.0
-        if not self.step:
-            return None
-        return float(self.last["seconds"]) / self.step * (self.steps - self.step)
-
-    def cells(self) -> list[tuple[str, str]]:
-        """The (label, value) pairs of the display; an unknown value is an empty string."""
-        tokens, left = self.tokens_per_second, self.remaining_seconds
-        return [
-            ("step", f"{self.step:,}/{self.steps:,}"),
-            ("tokens/s", "" if tokens is None else f"{tokens:,.0f}"),
-            ("loss", self._number("loss", ".3f")),
-            ("gradient norm", self._number("grad_norm_l2", ".3g")),
-            ("lr", rate(float(self.last["lr"])) if self.last.get("lr") else ""),
-            (f"best {self.metric.label}", self.metric.shown(self.best)),
-            ("ETA", "" if left is None or not left else duration(left)),
-        ]
-
-    def line(self) -> str:
-        known = [f"{label} {value}" for label, value in self.cells() if value]
-        return f"{self.name} [{self.phase or self.state}]: {', '.join(known)}"
-
-    def _number(self, key: str, form: str) -> str:
-        return format(float(self.last[key]), form) if key in self.last else ""
-
-
-class ProgressDisplay:
-    """A display of runs in training: ``watch`` takes run folders, ``watch_one`` the rows of a single run.
-
-    By default it is on standard error; standard output is for results.
-    """
-
-    def __init__(self, console: Console | None = None, *, jobs: int = 1, expected_runs: int = 0) -> None:
-        console = console or PlainConsole(stderr=True)
-        self.console, self.jobs, self.expected_runs = console, jobs, expected_runs
-        self.views: dict[Path, RunBar] = {}
-        self.tails: dict[Path, Tail] = {}
-        self.asked = 0
-        self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self.said: dict[int, tuple[object, float]] = {}
-        self.over = threading.Event()
-
-    def __enter__(self) -> Self:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.over.set()
-        if self.live:
-            with suppress(OSError):
-                self.live.stop()
-
-    def watch(self, folders: Sequence[RunFolder]) -> None:
-        """Update the display from the folders of all runs requested so far."""
-        self.asked = len(folders)
-        for folder in folders:
-            path = folder.path
-            if not (path / "config.json").exists():
-                continue
-            if path not in self.views:
-                self.views[path] = RunBar.of(folder.config(), folder.task_metrics())
-                self.tails[path] = Tail(path / "metrics.jsonl")
-            view = self.views[path]
-            anew, rows = self.tails[path].rows()
-            if anew:
-                view.recent.clear()
-            for row in rows:
-                view.see(row)
-            view.look(folder.status())
-        self.show()
-
-    def watch_one(
-        self, config: Config, metrics: Sequence[Metric], root: Path
-    ) -> Callable[[dict[str, Any]], None]:
-        """Return a callback for the rows of a run of this process, whose folder appears under ``root``.
-
-        After the first row, a thread reads the run's status twice a second.
-        """
-        view = self.views[Path()] = RunBar.of(config, metrics)
-        view.state, self.asked = "running", 1
-
-        def same(folder: RunFolder) -> bool:
-            other = folder.config()
-            mine = (config.recipe, config.optim, config.model, config.seeds)
-            return mine == (other.recipe, other.optim, other.model, other.seeds)
-
-        def follow() -> None:
-            with suppress(OSError, UserError):
-                running = (f for f in Runs(root) if f.status().state == "running")
-                folder = next(filter(same, running), None)
-                while folder and not self.over.wait(POLL_SECONDS):
-                    view.look(folder.status())
-                    self.show()
-
-        def see(row: dict[str, Any]) -> None:
-            if not view.last:
-                threading.Thread(target=follow, daemon=True).start()
-            view.see(row)
-            self.show()
-
-        return see
-
-    def show(self) -> None:
-        """Draw the table, or log what is new. A closed terminal does not stop the run."""
-        with suppress(OSError):
-            self._draw()
-
-    def _draw(self) -> None:
-        if self.live:
-            self.live.update(Group(self.table(self.console.height - 4), Text(self.summary())), refresh=True)
-            return
-        for view in self.views.values():
-            if view.state == "waiting":
-                continue
-            news, now = (view.state, view.best, bool(view.last)), time.monotonic()
-            before, when = self.said.get(id(view), (None, -math.inf))
-            if news != before or (view.state == "running" and now - when >= LOG_EVERY_SECONDS):
-                self.said[id(view)] = news, now
-                line = f"{time.strftime('%H:%M:%S')} {view.line()}"
-                self.console.print(line, soft_wrap=True, highlight=False, markup=False)
-
-    def table(self, height: int) -> Table:
-        """Build a table of at most ``height`` runs, with those in progress first."""
-        order = sorted(self.views.values(), key=lambda v: (v.state != "running", v.state == "waiting"))
-        hidden = set() if self.console.width >= WIDE else {"lr"}
-        first = order[0] if order else RunBar("", 0)
-        labels = [label for label, _ in first.cells() if label not in hidden]
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column("run", min_width=12)
-        table.add_column("", min_width=8)
-        for name in labels:
-            table.add_column(name.replace(" ", "\n"), justify="right", min_width=max(map(len, name.split())))
-        for view in order[: max(1, height)]:
-            bar = ProgressBar(total=max(1, view.steps), completed=view.step, width=8)
-            words = view.phase or ("" if view.state == "running" else view.state)
-            state = Text(words, style=STYLES.get(view.state, "")) if words else bar
-            cells = dict(view.cells())
-            table.add_row(view.name, state, *(Text(cells.get(label, ""), no_wrap=True) for label in labels))
-        return table
-
-    def summary(self) -> str:
-        """The number of runs in each state, and the remaining time."""
-        states = Counter(view.state for view in self.views.values())
-        states["waiting"] += self.asked - len(self.views)
-        parts = [f"{number} {state}" for state, number in states.items() if number]
-        total = max(self.asked, self.expected_runs)
-        left = self.remaining_seconds(total)
-        return f"{total} runs: {', '.join(parts)}" + ("" if left is None else f" · ETA {duration(left)}")
-
-    def remaining_seconds(self, total: int) -> float | None:
-        """The remaining time of the runs in progress, plus a mean run for each that is yet to begin."""
-        begun = [view for view in self.views.values() if view.step]
-        if not begun:
-            return None
-        left = [view.remaining_seconds or 0.0 for view in begun]
-        mean = sum(float(v.last["seconds"]) / v.step * v.steps for v in begun) / len(begun)
-        return max([(sum(left) + mean * (total - len(begun))) / max(1, self.jobs), *left])

@@ -57,17 +57,17 @@ class TrainCommand:
         return config
 
     def run(self) -> None:
+        from normlab.cli.progress import ProgressDisplay
         from normlab.cli.run import print_run
-        from normlab.cli.terminal import ProgressDisplay
         from normlab.lab.tasks import TASKS
         from normlab.lab.training.ranks import leads
         from normlab.lab.training.train import train
 
         config = self.resolved()
-        if not leads():
+        if not leads():  # another of torchrun's processes shows the progress
             train(config, self.out)
             return
-        with ProgressDisplay() as shown:
+        with ProgressDisplay() as display:
             metrics = TASKS[config.task].metrics
-            folder = train(config, self.out, shown.watch_one(config, metrics, self.out))
+            folder = train(config, self.out, display.watch_one(config, metrics, self.out))
         print_run(folder)

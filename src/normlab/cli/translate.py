@@ -44,12 +44,16 @@ class TranslateCommand(RunFlags):
     prefix: str = ""
     """Text with which every translation begins."""
 
-    def decode(self, own: DecodeConfig) -> DecodeConfig:
+    def decode(self, of_run: DecodeConfig) -> DecodeConfig:
         """The run's own decoding with what was typed; typing a beam means searching."""
-        typed = {name: v for name, v in vars(self.typed).items() if v is not None and v is not False}
+        typed = {
+            name: value
+            for name, value in vars(self.typed).items()
+            if value is not None and value is not False  # as flags that were not typed; 0 may have been
+        }
         if "beam" in typed and "sample" not in typed:
-            own = own.searching()
-        decode = replace(own, **typed)
+            of_run = of_run.searching()
+        decode = replace(of_run, **typed)
         if decode.sample and "beam" in typed:
             raise UserError(
                 f"--beam is {decode.beam}, but outputs are sampled, which needs no beam; leave out --beam, "
@@ -92,15 +96,20 @@ class TranslateCommand(RunFlags):
         folder = self.folder()
         decode = self.decode(translation_of(folder).decode)
         lines = [line for name in self.files or ("-",) for line in _lines_of(name)]
-        prefixes = [self.prefix] * len(lines)
         weights = weights_of(folder, self._weights())
         errors.write(f"translating with {weights.description}")
-        how: dict[str, Any] = {"prefixes": prefixes, "weights": weights.name, "threads": self.threads}
+        how: dict[str, Any] = {
+            "prefixes": [self.prefix] * len(lines),
+            "weights": weights.name,
+            "threads": self.threads,
+        }
         if self.n_best is None:
             written = translate(folder.path, lines, decode, **how)
         else:
-            found = n_best(folder.path, lines, self.n_best, decode, **how)
-            written = [f"{i}\t{c.score:z.4f}\t{c.text}" for i, row in enumerate(found, 1) for c in row]
+            written = list[str]()
+            candidates_of_lines = n_best(folder.path, lines, self.n_best, decode, **how)
+            for number, candidates in enumerate(candidates_of_lines, start=1):
+                written += [f"{number}\t{c.score:z.4f}\t{c.text}" for c in candidates]
         text = "".join(f"{line}\n" for line in written)
         if self.output == "-":
             sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
@@ -135,7 +144,7 @@ class SampleCommand(RunFlags):
     def run(self) -> None:
         from normlab.lab.training.translate import sample
 
-        begun = sys.stdin.read() if self.text == "-" else self.text
+        beginning = sys.stdin.read() if self.text == "-" else self.text
         decode = DecodeConfig(
             sample=True,
             temperature=self.temperature or 1.0,
@@ -144,8 +153,8 @@ class SampleCommand(RunFlags):
             sample_seed=self.seed,
         )
         how: dict[str, Any] = {"tokens": self.tokens, "samples": self.samples, "window": self.window}
-        written = sample(self.folder(), begun, decode, weights=self.weights or "", **how)
-        text = "\n---\n".join(f"{begun}{more}" for more in written)
+        continuations = sample(self.folder(), beginning, decode, weights=self.weights or "", **how)
+        text = "\n---\n".join(f"{beginning}{continuation}" for continuation in continuations)
         print(printable(text) if sys.stdout.isatty() else text)
 
 
@@ -167,8 +176,8 @@ class ScoreCommand:
     def run(self) -> None:
         from normlab.lab.tasks.scores import against, score
 
-        given = (self.hypotheses, self.references, self.against)
-        if given.count("-") > 1:
+        names = (self.hypotheses, self.references, self.against)
+        if names.count("-") > 1:
             raise UserError("- is standard input, which can be read only once; give the other texts as files")
         hypotheses, references = _lines_of(self.hypotheses), _lines_of(self.references)
         scores = score(hypotheses, references, tokenised=self.tokenised, target_lang=self.target_lang)
@@ -178,8 +187,8 @@ class ScoreCommand:
         ]
         if self.against:
             baseline = _lines_of(self.against)
-            found = against(hypotheses, baseline, references, target_lang=self.target_lang)
-            lines.append(f"minus {self.against}: {found}")
+            difference = against(hypotheses, baseline, references, target_lang=self.target_lang)
+            lines.append(f"minus {self.against}: {difference}")
         print("\n".join(lines))
 
 

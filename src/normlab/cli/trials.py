@@ -28,6 +28,8 @@ from normlab.cli.options import (
 )
 from normlab.errors import UserError
 from normlab.lab.config import Config
+from normlab.report.results.transfer import Ends, TransferResult
+from normlab.report.results.trial import TrialResult, TrialsResult
 from normlab.scaling import FACTOR, FIRST_SEED, SEEDS
 from normlab.scaling import STEPS as STEPS_OF_SIZES
 from normlab.trials import STEPS
@@ -100,10 +102,10 @@ def _default_budget(argv: Sequence[str], usual: str) -> str:
     return usual if typed_value(argv, "--steps") is None else NO_LIMIT
 
 
-def _print_answer(plain: Mapping[str, Any], table: Table, spent: str) -> None:
-    first, *rest = plain["lines"]
-    about = title_lines(plain["title"], plain["facts"])
-    terminal.write(Text(first, "bold"), *map(Text, rest), table, *about, spent)
+def _print_answer(result: TrialsResult | TransferResult, table: Table, spent: str) -> None:
+    first, *others = result.lines
+    about = title_lines(result.title, result.facts)
+    terminal.write(Text(first, "bold"), *map(Text, others), table, *about, spent)
 
 
 def _interrupted(folder: Path | None) -> KeyboardInterrupt:
@@ -161,17 +163,17 @@ class TrialCommand(_TrialFlags):
                     progress=progress,
                     announce=errors.write,
                 )
-            plain = to_plain({**answer.to_dict(), "title": source.title})
-            plain["facts"] = {**source.facts, **plain["facts"]}
-        plain["command"] = command
+            values = to_plain({**answer.to_dict(), "title": source.title})
+            values["facts"] = {**source.facts, **values["facts"]}
+        values["command"] = command
         if self.as_json:
-            self.print_json([plain])
+            self.print_json([values])
         else:
-            _print_trials(plain)
+            _print_trials(TrialsResult.of(values))
         if self.out is not None:
             from normlab.report.trial import trial_page
 
-            self.print_page(trial_page(plain).write(self.out))
+            self.print_page(trial_page(values).write(self.out))
         if answer.interrupted:
             raise _interrupted(self.folder)
 
@@ -206,18 +208,31 @@ class TrialCommand(_TrialFlags):
         return {word: self._recipe(word).setup if word in recipes else None for word in self.change}
 
 
-def _print_trials(plain: Mapping[str, Any]) -> None:
-    every = [plain, *plain["variants"]]
-    table = terminal.table(">rate", *(f">{one['change'] or 'loss'}" for one in every), "")
-    cells = [{t["rate"]: t for t in one["trials"] if t["steps"] == one["steps"]} for one in every]
-    for value in sorted(set[float]().union(*cells)):
-        row = [known.get(value) for known in cells]
-        notes = ["today"] * (value == plain["current_rate"]) + ["best"] * (value == plain["best"])
-        notes += [row[0]["stopped"]] if row[0] and row[0]["stopped"] else []
-        losses = ("" if t is None else "–" if t["loss"] is None else f"{t['loss']:.3f}" for t in row)
-        table.add_row(short_rate(value), *losses, ", ".join(notes))
-    number = sum(len(one["trials"]) for one in every)
-    _print_answer(plain, table, f"{count(number, 'trial')} in {duration(plain['seconds'])}")
+def _print_trials(result: TrialsResult) -> None:
+    """Print the answer with a row for each rate, a column for the setup as it is and for each change."""
+    table = terminal.table(">rate", *(f">{setup.change or 'loss'}" for setup in result.setups), "")
+    for rate in result.rates:
+        losses = [_loss(setup.at(rate)) for setup in result.setups]
+        table.add_row(short_rate(rate), *losses, ", ".join(_notes(result, rate)))
+    _print_answer(result, table, f"{count(result.number, 'trial')} in {duration(result.seconds)}")
+
+
+def _loss(trial: TrialResult | None) -> str:
+    """The loss of a trial, if it was made and has one."""
+    if trial is None:
+        return ""
+    return "–" if trial.loss is None else f"{trial.loss:.3f}"
+
+
+def _notes(result: TrialsResult, rate: float) -> Iterator[str]:
+    """Yield what there is to say of a rate."""
+    if rate == result.current_rate:
+        yield "today"
+    if rate == result.best:
+        yield "best"
+    trial = result.at(rate)
+    if trial is not None and trial.stopped:
+        yield trial.stopped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,15 +305,15 @@ class TransferCommand(_TrialFlags):
                 announce=errors.write,
                 since=since,
             )
-        plain = {**to_plain(answer.to_dict()), "command": command}
+        values = {**to_plain(answer.to_dict()), "command": command}
         if self.as_json:
-            self.print_json([plain])
+            self.print_json([values])
         else:
-            _print_transfer(plain)
+            _print_transfer(TransferResult.of(values))
         if self.out is not None:
             from normlab.report.transfer import transfer_page
 
-            self.print_page(transfer_page(plain).write(self.out))
+            self.print_page(transfer_page(values).write(self.out))
         if answer.interrupted:
             raise _interrupted(self.folder)
         if answer.verdict == SHIFTS:
@@ -333,18 +348,27 @@ class TransferCommand(_TrialFlags):
             yield family_of(function, self.source, **sizes)
 
 
-def _print_transfer(plain: Mapping[str, Any]) -> None:
-    scales = len({model["rate"] for model in plain["models"]}) > 1
-    times = [">times its own"] * scales
-    table = terminal.table(f">{plain['axis']}", ">parameters", ">best rate", *times, ">95% interval", "")
-    for own, model in zip(plain["decays"][0]["sizes"], plain["models"], strict=True):
-        best, multiple = own["optimum"], own["multiple"]["value"]
-        ends = ["" if best[end] is None else short_rate(best[end]) for end in ("low", "high")]
-        value = "" if best["value"] is None else short_rate(best["value"])
-        between = f"{ends[0]} to {ends[1]}" if all(ends) else ends[0] and f"above {ends[0]}"
-        between = between or (ends[1] and f"below {ends[1]}")
-        times = ["" if multiple is None else f"{multiple:.2g}x"] * scales
-        table.add_row(str(own["size"]), f"{model['parameters']:,}", value, *times, between, best["why"])
-    cost = plain["cost"]
-    spent = f"{count(cost['trials'], 'trial')} of {plain['steps']} steps in {duration(cost['seconds'])}"
-    _print_answer(plain, table, spent)
+def _print_transfer(result: TransferResult) -> None:
+    """Print the answer with a row for each size and its best rate, with the first weight decay."""
+    multiple_column = [">times its own"] if result.scales_itself else []
+    table = terminal.table(
+        f">{result.axis}", ">parameters", ">best rate", *multiple_column, ">95% interval", ""
+    )
+    for size, model in zip(result.decays[0].sizes, result.models, strict=True):
+        best, multiple = size.best.rate, size.best.multiple.value
+        row = [str(size.size), f"{model.parameters:,}", "" if best.value is None else short_rate(best.value)]
+        if result.scales_itself:
+            row.append("" if multiple is None else f"{multiple:.2g}x")
+        table.add_row(*row, _interval(best), size.why)
+    cost = result.cost
+    spent = f"{count(cost.trials, 'trial')} of {result.steps} steps in {duration(cost.seconds)}"
+    _print_answer(result, table, spent)
+
+
+def _interval(best: Ends) -> str:
+    """Where a best rate lies, as far as one end or both are known."""
+    if best.low is not None and best.high is not None:
+        return f"{short_rate(best.low)} to {short_rate(best.high)}"
+    if best.low is not None:
+        return f"above {short_rate(best.low)}"
+    return "" if best.high is None else f"below {short_rate(best.high)}"

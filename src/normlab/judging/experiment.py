@@ -181,9 +181,9 @@ class Experiment:
 
     def page(self, path: str | Path) -> Path:
         """Write the answer as a page, one file that needs no network; return the path."""
-        from normlab.report.judge import experiment_page
+        from normlab.report.experiment import experiment_page
 
-        return experiment_page(self.to_dict()).write(Path(path))
+        return experiment_page(self).write(Path(path))
 
 
 def experiment(request: Request, progress: Progress = lambda name, done, of: None) -> Experiment:

@@ -211,4 +211,4 @@ class Judgement:
         """Write the judgement as a page, one file that needs no network; return the path."""
         from normlab.report.judge import judgement_page
 
-        return judgement_page(self.to_dict()).write(Path(path))
+        return judgement_page(self).write(Path(path))

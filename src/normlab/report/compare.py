@@ -15,7 +15,9 @@ from normlab.base.metric import Metric, amount
 from normlab.base.units import count, duration, p_value, rate
 from normlab.lab.comparison.result import Comparison, RecipeResult, Sample, has_trained
 from normlab.report.charts.theme import POINTS
-from normlab.report.comparison_charts import all_runs, linked, names, notes, pictures, sentence, slug, words
+from normlab.report.comparison_charts import pictures
+from normlab.report.comparison_frames import all_runs
+from normlab.report.comparison_words import linked, names, notes, sentence, slug, words
 from normlab.report.page import (
     Block,
     Cell,
@@ -60,16 +62,17 @@ def compare_page(comparison: Comparison, root: Path) -> Page:
     missing or damaged.
     """
     views = {run: view(root, run) for run in all_runs(comparison)}
-    missing = [run for run, seen in views.items() if seen.problem]
-    stale = [run for run, seen in views.items() if seen.stale]
-    seen = comparison.seen_before
-    warning = Markup(' <span class="alarm">{}</span>').format(seen) if seen else ""
-    headline, *lead = comparison.sentences
+    missing = [run for run, run_view in views.items() if run_view.problem]
+    stale = [run for run, run_view in views.items() if run_view.stale]
+    headline, *others = comparison.sentences
+    lead = Markup(" ").join(sentence(comparison, text) for text in others)
+    if comparison.seen_before:
+        lead += Markup(' <span class="alarm">{}</span>').format(comparison.seen_before)
     return Page(
         title=comparison.title,
         headline=linked(comparison, headline),
         facts=_facts(comparison, views),
-        lead=Markup(" ").join(sentence(comparison, said) for said in lead) + warning,
+        lead=lead,
         recipes=[r.name for r in comparison.recipes],
         legend="Setups" if comparison.noun == "setup" else "Recipes",
         blocks=[
@@ -84,9 +87,10 @@ def compare_page(comparison: Comparison, root: Path) -> Page:
 
 
 def _facts(comparison: Comparison, views: Mapping[str, RunView]) -> list[str]:
-    spent = sum(r.total_seconds for r in comparison.recipes)
+    spent = sum(recipe.total_seconds for recipe in comparison.recipes)
+    facts = [comparison.progress] if comparison.progress else []
     return [
-        *([comparison.progress] if comparison.progress else []),
+        *facts,
         comparison.date,
         count(len(comparison.recipes), comparison.noun),
         count(len(comparison.lrs), "learning rate"),
@@ -97,32 +101,52 @@ def _facts(comparison: Comparison, views: Mapping[str, RunView]) -> list[str]:
 
 
 def _results(comparison: Comparison) -> Section:
-    metrics = comparison.tested or comparison.metrics[:1]
-    header = (comparison.noun, f"test {metrics[0].label}", "trained", "learning rate", "seeds")
-    counted = ["parameters"] if any(r.cost for r in comparison.recipes) else []
-    header += (*(metric.label for metric in metrics[1:]), *counted, "one run", "all runs")
-    place = {r.name: i for i, r in enumerate(comparison.recipes)}
-    best = {m.name: max((m.sort_key(r.value(m)) for r in comparison.recipes), default=0.0) for m in metrics}
+    headline, *others = comparison.tested or comparison.metrics[:1]
+    with_cost = any(recipe.cost for recipe in comparison.recipes)
+    header = [comparison.noun, f"test {headline.label}", "trained", "learning rate", "seeds"]
+    header += [metric.label for metric in others]
+    if with_cost:
+        header.append("parameters")
+    header += ["one run", "all runs"]
     rows = []
-    for r in comparison.ranked:
-        link = f"#{slug(r.name)}"
-        trial = next((t for t in r.trials if t.lr == r.lr), None)
-        mark = Markup(" ") + tag("forced") if r.forced else Markup("")
-        first, *others = [_score(metric, r, best[metric.name]) for metric in metrics]
-        rows.append(
-            [
-                Cell(swatch(place[r.name]) + breakable(r.name) + mark, r.resolves_to, link, title=r.forced),
-                first,
-                _share(r, link),
-                Cell(rate(r.lr), href=f"#run-{trial.run}" if trial else link),
-                Cell(_seed_links(r, comparison.seeds)),
-                *others,
-                *[_cost(r, link) for _ in counted],
-                Cell(duration(r.train_seconds), href=link),
-                Cell(duration(r.total_seconds), href=link),
-            ]
-        )
+    for recipe in comparison.ranked:
+        link = f"#{slug(recipe.name)}"
+        row = [
+            _name_cell(comparison, recipe),
+            _score(comparison, headline, recipe),
+            _share(recipe, link),
+            _rate_cell(recipe),
+            Cell(_seed_links(recipe, comparison.seeds)),
+        ]
+        row += [_score(comparison, metric, recipe) for metric in others]
+        if with_cost:
+            row.append(_cost(recipe, link))
+        row += [
+            Cell(duration(seconds), href=link) for seconds in (recipe.train_seconds, recipe.total_seconds)
+        ]
+        rows.append(row)
     return Section("Results", [PageTable(header, rows, words(comparison.noun)["results"])], "results")
+
+
+def _name_cell(comparison: Comparison, recipe: RecipeResult) -> Cell:
+    """Return the cell of a recipe's name, with its line in the charts and whether it was forced."""
+    name = swatch(_places(comparison)[recipe.name]) + breakable(recipe.name)
+    if recipe.forced:
+        name += Markup(" ") + tag("forced")
+    return Cell(name, recipe.resolves_to, f"#{slug(recipe.name)}", title=recipe.forced)
+
+
+def _places(comparison: Comparison) -> dict[str, int]:
+    """The place of each recipe in the order of the colours."""
+    return {recipe.name: place for place, recipe in enumerate(comparison.recipes)}
+
+
+def _rate_cell(recipe: RecipeResult) -> Cell:
+    """Return the cell of the chosen learning rate, which links to its run in the sweep if there was one."""
+    for trial in recipe.trials:
+        if trial.lr == recipe.lr:
+            return Cell(rate(recipe.lr), href=f"#run-{trial.run}")
+    return Cell(rate(recipe.lr), href=f"#{slug(recipe.name)}")
 
 
 def _cost(recipe: RecipeResult, link: str) -> Cell:
@@ -130,20 +154,23 @@ def _cost(recipe: RecipeResult, link: str) -> Cell:
     cost = recipe.cost
     if cost is None:
         return Cell("–", href=link, tone="faint")
-    each = cost.flops_per_token
     small = [f"{amount(cost.without_embeddings)} without embeddings"]
-    small += [] if each is None else [f"{amount(each)} FLOPs a token"]
+    if cost.flops_per_token is not None:
+        small.append(f"{amount(cost.flops_per_token)} FLOPs a token")
     return Cell(amount(cost.parameters), Markup("<br>").join(small), link)
 
 
-def _score(metric: Metric, recipe: RecipeResult, best: float) -> Cell:
+def _score(comparison: Comparison, metric: Metric, recipe: RecipeResult) -> Cell:
     """Return the cell of a recipe's mean score, with its interval and seeds, emphasised if it is the best."""
     mean, link = recipe.means.get(metric.name), f"#{slug(recipe.name)}"
     if mean is None:
         return Cell("none", recipe.by_seed(metric), link, "alarm")
-    ends = [f"{metric.shown(mean.low)} to {metric.shown(mean.high)}"] if mean.low is not None else []
-    small = Markup("<br>").join([*ends, recipe.by_seed(metric)])
-    return Cell(metric.shown(mean.value), small, link, "best" if metric.sort_key(mean.value) == best else "")
+    small = [recipe.by_seed(metric)]
+    if mean.low is not None:
+        small.insert(0, f"{metric.shown(mean.low)} to {metric.shown(mean.high)}")
+    best = max(metric.sort_key(other.value(metric)) for other in comparison.recipes)
+    tone = "best" if metric.sort_key(mean.value) == best else ""
+    return Cell(metric.shown(mean.value), Markup("<br>").join(small), link, tone)
 
 
 def _share(recipe: RecipeResult, link: str) -> Cell:
@@ -151,7 +178,8 @@ def _share(recipe: RecipeResult, link: str) -> Cell:
         return Cell("none", recipe.states, link, "alarm")
     low, high = recipe.trains.low or 0.0, recipe.trains.high or 0.0
     small = [f"{100 * low:.0f}% to {100 * high:.0f}%"]
-    small += [recipe.states] if recipe.trained < len(recipe.outcomes) else []
+    if recipe.trained < len(recipe.outcomes):
+        small.append(recipe.states)
     tone = "" if recipe.trained else "alarm"
     return Cell(f"{recipe.trained} of {recipe.ended}", Markup("<br>").join(small), link, tone)
 
@@ -174,41 +202,57 @@ ANSWERS: Final = {
 
 def _pairs(comparison: Comparison) -> Iterator[Section]:
     """Yield what is known of pairs: which is better, which trains more often, which of these models is."""
-    metric, said, named = comparison.headline, words(comparison.noun), names(comparison)
-    better = [
-        [Cell(word, tone=tone), Cell(sentence(comparison, d.sentence), linked(comparison, d.costs))]
-        for d in comparison.differences
-        for word, tone in [ANSWERS[d.answer]]
-    ]
-    often = [d.trains_sentence for d in comparison.differences if d.trains_sentence]
-    models = [
+    yield from _better(comparison)
+    yield from _more_often(comparison)
+    yield from _better_models(comparison)
+
+
+def _better(comparison: Comparison) -> Iterator[Section]:
+    if not comparison.differences:
+        return
+    rows = []
+    for difference in comparison.differences:
+        word, tone = ANSWERS[difference.answer]
+        answer = sentence(comparison, difference.sentence)
+        rows.append([Cell(word, tone=tone), Cell(answer, linked(comparison, difference.costs))])
+    metric, form = comparison.headline, words(comparison.noun)["differences"]
+    intro = form.format(title=metric.title, margin=metric.amount(comparison.margin))
+    if comparison.noise_floor:
+        intro += f" {comparison.noise_floor}."
+    table = _folded(("", "answer"), rows, text_columns=2)
+    yield Section("Which differences are real?", table, "differences", intro)
+
+
+def _more_often(comparison: Comparison) -> Iterator[Section]:
+    sentences = [d.trains_sentence for d in comparison.differences if d.trains_sentence]
+    if sentences:
+        intro = "Fisher’s exact test on the numbers of seeds, p corrected for the number of pairs."
+        rows = [[Cell(sentence(comparison, text))] for text in sentences]
+        table = _folded(("answer",), rows, text_columns=2)
+        yield Section("Does one train more often than another?", table, "often", intro)
+
+
+def _better_models(comparison: Comparison) -> Iterator[Section]:
+    metric, links = comparison.headline, names(comparison)
+    rows = [
         [
-            Cell(Markup("{} minus {}").format(named[d.a], named[d.b])),
+            Cell(Markup("{} minus {}").format(links[d.a], links[d.b])),
             Cell(metric.signed(d.models).replace("-", "−")),
             Cell(p_value(d.p_models)),
         ]
         for d in comparison.differences
         if d.models is not None and d.p_models is not None
     ]
-    if better:
-        intro = said["differences"].format(title=metric.title, margin=metric.amount(comparison.margin))
-        intro += f" {comparison.noise_floor}." if comparison.noise_floor else ""
-        yield Section("Which differences are real?", _folded(("", "answer"), better), "differences", intro)
-    if often:
-        intro = "Fisher’s exact test on the numbers of seeds, p corrected for the number of pairs."
-        rows = [[Cell(sentence(comparison, one))] for one in often]
-        yield Section("Does one train more often than another?", _folded(("answer",), rows), "often", intro)
-    if models:
-        table = _folded(("models", metric.label, "p"), models)
-        yield Section("These very models", table, "models", said["models"])
+    if rows:
+        table = _folded(("models", metric.label, "p"), rows, text_columns=1)
+        yield Section("These very models", table, "models", words(comparison.noun)["models"])
 
 
-def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block]:
+def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]], *, text_columns: int) -> list[Block]:
     """Return a table that shows the rows beyond ``ROWS_OPEN`` only on request."""
-    columns = 2 if header[-1] == "answer" else 1
-    blocks: list[Block] = [PageTable(header, rows[:ROWS_OPEN], text_columns=columns)]
+    blocks: list[Block] = [PageTable(header, rows[:ROWS_OPEN], text_columns=text_columns)]
     if rows[ROWS_OPEN:]:
-        rest = PageTable(header, rows[ROWS_OPEN:], text_columns=columns)
+        rest = PageTable(header, rows[ROWS_OPEN:], text_columns=text_columns)
         more = count(len(rows) - ROWS_OPEN, "more pair")
         blocks.append(Details(more, [rest], beside="comparison.json"))
     return blocks
@@ -217,30 +261,29 @@ def _folded(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Block
 def _samples(comparison: Comparison) -> list[Section]:
     if not comparison.samples:
         return []
-    place = {r.name: i for i, r in enumerate(comparison.recipes)}
-    cards = [Html(_sample(sample, place, comparison.sample_labels)) for sample in comparison.samples]
+    cards = [Html(_sample(comparison, sample)) for sample in comparison.samples]
     blocks: list[Block] = list(cards[:SAMPLES_OPEN])
     if cards[SAMPLES_OPEN:]:
-        blocks.append(Details(f"{count(len(cards) - SAMPLES_OPEN, 'more sample')}", cards[SAMPLES_OPEN:]))
+        more = count(len(cards) - SAMPLES_OPEN, "more sample")
+        blocks.append(Details(more, cards[SAMPLES_OPEN:]))
     intro = f"Seed {comparison.sample_seed}, chosen learning rate."
     if any(sample.reference for sample in comparison.samples):
         intro += f" Marked: words that the {comparison.sample_labels[1]} does not have at that place."
     return [Section("Samples, side by side", blocks, "samples", intro)]
 
 
-def _sample(sample: Sample, place: Mapping[str, int], labels: tuple[str, str]) -> Markup:
-    line = Markup("<dt>{}</dt><dd>{}</dd>")
-    given = Markup('<dt>{}</dt><dd class="given">{}</dd>').format(labels[0], sample.source)
+def _sample(comparison: Comparison, sample: Sample) -> Markup:
+    """Return a list of a sample's given texts and of every output."""
+    places = _places(comparison)
+    source_label, reference_label = comparison.sample_labels
+    lines = Markup('<dt>{}</dt><dd class="given">{}</dd>').format(source_label, sample.source)
     if sample.reference:
-        right = Markup('<dt class="last">{}</dt><dd class="last">{}</dd>')
-        given += right.format(labels[1], sample.reference)
-    outputs = [
-        line.format(
-            swatch(place[name]) + " " + name if name in place else name, _marked(text, sample.reference)
-        )
-        for name, text in sample.outputs.items()
-    ]
-    return Markup('<div class="sample outputs"><dl>{}</dl></div>').format(given + Markup("").join(outputs))
+        form = Markup('<dt class="last">{}</dt><dd class="last">{}</dd>')
+        lines += form.format(reference_label, sample.reference)
+    for name, output in sample.outputs.items():
+        label = swatch(places[name]) + " " + name if name in places else name
+        lines += Markup("<dt>{}</dt><dd>{}</dd>").format(label, _marked(output, sample.reference))
+    return Markup('<div class="sample outputs"><dl>{}</dl></div>').format(lines)
 
 
 def _marked(output: str, reference: str) -> Markup:
@@ -249,12 +292,14 @@ def _marked(output: str, reference: str) -> Markup:
         return Markup('<span class="tag">empty output</span>')
     if not reference:
         return Markup.escape(output)
-    said, meant = output.split(), reference.split()
+    output_words = output.split()
+    matcher = SequenceMatcher(None, output_words, reference.split(), autojunk=False)
     parts = []
-    for kind, a, b, _, _ in SequenceMatcher(None, said, meant, autojunk=False).get_opcodes():
-        words = " ".join(said[a:b])
-        if words:
-            parts.append(Markup.escape(words) if kind == "equal" else Markup("<mark>{}</mark>").format(words))
+    for kind, start, end, _, _ in matcher.get_opcodes():
+        text = " ".join(output_words[start:end])
+        if not text:  # words that only the reference has
+            continue
+        parts.append(Markup.escape(text) if kind == "equal" else Markup("<mark>{}</mark>").format(text))
     return Markup(" ").join(parts)
 
 
@@ -263,42 +308,50 @@ def _runs(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
     blocks: list[Block] = []
     if common:
         blocks.append(Details("Settings that all runs share", [settings_table(common)]))
-    rest = list(views)
-    for r in comparison.recipes:
-        ids = [i for i in dict.fromkeys([*(t.run for t in r.trials), *r.runs]) if i in rest]
-        inside: list[Block] = [run_details(views[i], common) for i in ids]
-        if r.explained:
-            table = settings_table(r.explained)
-            inside.insert(0, Details("What the recipe resolves to", [table], beside="comparison.json"))
-        blocks.append(Section(breakable(r.name), inside, slug(r.name), r.resolves_to, listed=False))
-        rest = [i for i in rest if i not in ids]
-    if rest:
-        others = [run_details(views[i], common) for i in rest]
+    left = dict(views)  # a run that several recipes share is shown once, with the first of them
+    for recipe in comparison.recipes:
+        inside: list[Block] = []
+        if recipe.explained:
+            table = settings_table(recipe.explained)
+            inside.append(Details("What the recipe resolves to", [table], beside="comparison.json"))
+        for run in (*(trial.run for trial in recipe.trials), *recipe.runs):
+            if run in left:
+                inside.append(run_details(left.pop(run), common))
+        title = breakable(recipe.name)
+        blocks.append(Section(title, inside, slug(recipe.name), recipe.resolves_to, listed=False))
+    if left:
+        others = [run_details(run_view, common) for run_view in left.values()]
         blocks.append(Section("Others", others, "runs-other", listed=False))
     return Section("Every run, exactly", blocks, "runs", "The command shown with a run repeats it.")
 
 
 def _method(comparison: Comparison) -> Section:
-    said, seed = words(comparison.noun), comparison.sweep_seed
-    choice = said["no_choice" if seed is None else "choice"]
+    texts, seed = words(comparison.noun), comparison.sweep_seed
+    choice = texts["no_choice" if seed is None else "choice"]
     choice = choice.format(seed=seed, metric=comparison.rate_metric.label)
-    choice = f"{choice} {comparison.seen_before or said['apart']}"
-    metric, labels = comparison.headline, {metric.name: metric.label for metric in comparison.metrics}
-    better = "higher" if metric.higher_is_better else "lower"
-    last = "the last weights of each run count"
-    chosen = f"the checkpoint of each run was chosen by dev {comparison.dev_metric.label}"
-    scored = (
-        f"{comparison.noun.capitalize()}s are compared by test {metric.title} ({better} is better); "
-        f"{chosen if comparison.best_by else last}."
-    )
-    blocks: list[Block] = [Text(choice), Text(scored)]
-    blocks += [Text(text.format(points=POINTS)) for text in said["method"]]
-    blocks += [
-        Text(f"Signature of {labels.get(name, name)}: {signature}", "note")
-        for name, signature in comparison.signatures.items()
+    blocks: list[Block] = [
+        Text(f"{choice} {comparison.seen_before or texts['apart']}"),
+        Text(_how_compared(comparison)),
     ]
+    blocks += [Text(text.format(points=POINTS)) for text in texts["method"]]
+    labels = {metric.name: metric.label for metric in comparison.metrics}
+    for name, signature in comparison.signatures.items():
+        blocks.append(Text(f"Signature of {labels.get(name, name)}: {signature}", "note"))
     if comparison.command:
         blocks.append(Code(comparison.command))
     if comparison.data:
         blocks.append(settings_table(comparison.data))
     return Section("How this was measured", blocks, "method")
+
+
+def _how_compared(comparison: Comparison) -> str:
+    """By which score recipes are compared, and at which checkpoint of each run."""
+    metric = comparison.headline
+    better = "higher" if metric.higher_is_better else "lower"
+    checkpoint = "the last weights of each run count"
+    if comparison.best_by:
+        checkpoint = f"the checkpoint of each run was chosen by dev {comparison.dev_metric.label}"
+    return (
+        f"{comparison.noun.capitalize()}s are compared by test {metric.title} ({better} is better); "
+        f"{checkpoint}."
+    )

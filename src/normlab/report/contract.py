@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from normlab.report.results.check import CheckResult, Finding
+
 SCHEMA_VERSION: Final = 1
 SCHEMA: Final = "check.schema.json"
 JUDGE_SCHEMA: Final = "judge.schema.json"
@@ -21,42 +23,46 @@ JUDGE_CODES: Final = {"keep": 0, "discard": 3, "undecided": 4, "described": 0}
 
 def exit_code(verdicts: Iterable[str]) -> int:
     """The exit code of a check of several models: a failure counts more than an open question."""
-    found = {*verdicts}
-    return next((CODES[verdict] for verdict in ("fails", "undecided") if verdict in found), CODES["holds"])
+    distinct = {*verdicts}
+    for verdict in ("fails", "undecided"):
+        if verdict in distinct:
+            return CODES[verdict]
+    return CODES["holds"]
 
 
 def document(report: Mapping[str, Any]) -> dict[str, Any]:
     """What is printed of ``Report.to_dict()``, and of a title, command, sources and parameters beside it."""
-    allowed, applies = report["allowed"], {*report["unjudged"]}
-    sources = report.get("sources", {})
+    result = CheckResult.of(report)
     return {
         "schema_version": SCHEMA_VERSION,
-        "verdict": report["verdict"],
-        "exit_code": CODES[report["verdict"]],
-        "judged": report["judged"],
-        "applicable": report["applicable"],
-        "command": report.get("command", ""),
-        "title": report.get("title", report["model"]),
-        "model": report["model"],
+        "verdict": result.verdict,
+        "exit_code": CODES[result.verdict],
+        "judged": result.judged,
+        "applicable": result.applicable,
+        "command": result.command,
+        "title": result.title or result.model,
+        "model": result.model,
         "failed": [
             {
-                **_place(one, sources),
-                "advice": one["advice"],
-                "allowed": one["property"] in allowed,
-                "explains": [{**_place(v, sources), "advice": v["advice"]} for v in one["follows"]],
+                **_finding(result, failure),
+                "advice": failure.advice,
+                "allowed": result.is_allowed(failure),
+                "explains": [
+                    {**_finding(result, effect), "advice": effect.advice} for effect in failure.follows
+                ],
             }
-            for one in report["failures"]
+            for failure in result.failures
         ],
-        "held": list(report["holds"]),
+        "held": list(result.holds),
         "skipped": [
-            {"property": name, "reason": reason, "applies": name in applies}
-            for name, reason in report["untestable"].items()
+            {"property": name, "reason": reason, "applies": name in result.applying}
+            for name, reason in result.untestable.items()
         ],
-        "notes": [_place(one, sources) for one in report["notes"]],
-        "statements": report["statements"],
-        "facts": report["facts"],
-        "seconds": report["seconds"],
-        "parameters": report.get("parameters", {}),
+        "notes": [_finding(result, note) for note in result.notes],
+        "statements": result.statements,
+        "facts": result.facts,
+        "seconds": result.seconds,
+        "parameters": result.parameters,
     }
 
 
@@ -71,17 +77,17 @@ def ledger_document(ledger: Mapping[str, Any]) -> dict[str, Any]:
     return judge_document({"verdict": "described", **ledger})
 
 
-def _place(found: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    source: Mapping[str, Any] = sources.get(found["module"], {})
-    # a library's class is named below its package
-    if source.get("is_stand_in") or not Path(source.get("file", "")).is_file():
-        source = {}
+def _finding(result: CheckResult, finding: Finding) -> dict[str, Any]:
+    source = result.sources.get(finding.module)
+    # the class of a library is named below its package, which is no file here
+    if source is not None and (source.is_stand_in or not Path(source.file).is_file()):
+        source = None
     return {
-        "property": found["property"],
-        "module": found["module"],
-        "evidence": found["evidence"],
-        "file": source.get("file"),
-        "line": source.get("line"),
+        "property": finding.property,
+        "module": finding.module,
+        "evidence": finding.evidence,
+        "file": None if source is None else source.file,
+        "line": None if source is None else source.line,
     }
 
 

@@ -21,7 +21,6 @@ from normlab.report.page import (
     Html,
     Page,
     PageTable,
-    Row,
     Section,
     Text,
     anchor,
@@ -29,6 +28,7 @@ from normlab.report.page import (
     charts_in,
     number_cell,
 )
+from normlab.report.results.diagnosis import DiagnosisResult, FindingResult
 from normlab.report.studies import DiagnosisView, folded, pictured, pictures, rows_table
 
 TOP: Final = "scales"
@@ -52,115 +52,128 @@ def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "dia
 
 def diagnosis_page(diagnosis: Mapping[str, Any]) -> Page:
     """The page for what ``write_diagnosis`` receives."""
-    view = DiagnosisView(diagnosis)
-    first, rest = _first([*pictures(view)])
-    charts = [c.name for section in (*first, *rest) for c in charts_in(section.blocks)]
+    result = DiagnosisResult.of(diagnosis)
+    view = DiagnosisView(result)
+    sections = list(pictures(view))
+    charts = [chart.name for section in sections for chart in charts_in(section.blocks)]
     return Page(
-        title=f"Diagnosis of {diagnosis.get('title') or diagnosis['model']}",
-        headline=_cause(diagnosis),
-        facts=_facts(diagnosis),
-        lead=_lead(diagnosis),
+        title=f"Diagnosis of {result.title or result.model}",
+        headline=_headline(result),
+        facts=_facts(result),
+        lead=_lead(result),
         blocks=[
-            *first,
-            Section("", _findings(diagnosis, charts), "findings", listed=False),
-            *rest,
-            *([_tables(diagnosis, pictured(view))] if diagnosis["tables"] else []),
-            _how(diagnosis),
+            *(_at_the_top(section) for section in sections if section.anchor == TOP),
+            Section("", _findings(result, charts), "findings", listed=False),
+            *(section for section in sections if section.anchor != TOP),
+            *([_tables(result, pictured(view))] if result.tables else []),
+            _how(result),
         ],
         recipes=view.roles,
         legend="Roles",
     )
 
 
-def _first(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:
-    """Separate the chart that comes first from the others; what explains it goes below it."""
-    top = [section for section in sections if section.anchor == TOP]
-    said = [replace(s, title="", intro="", blocks=[*s.blocks, Text(s.intro, "note")]) for s in top]
-    return said, [section for section in sections if section not in top]
+def _at_the_top(section: Section) -> Section:
+    """Return the section that comes first without a heading; what explains its charts goes below them."""
+    return replace(section, title="", intro="", blocks=[*section.blocks, Text(section.intro, "note")])
 
 
-def _cause(diagnosis: Mapping[str, Any]) -> Markup:
-    cause = diagnosis.get("cause")
-    if not cause:
-        return Markup("{}").format(capital(diagnosis.get("verdict", "nothing found")))
-    head = capital(cause["sentence"].partition("; ")[0])
-    return Markup('<span class="tag {0}">{0}</span>{1}').format(cause["severity"], head)
+def _headline(result: DiagnosisResult) -> Markup:
+    if result.cause is None:
+        return Markup.escape(capital(result.verdict))
+    form = Markup('<span class="tag {0}">{0}</span>{1}')
+    return form.format(result.cause.severity, capital(result.cause.head))
 
 
-def _lead(diagnosis: Mapping[str, Any]) -> str:
-    """State the rest of the cause: what to do about it."""
-    rest = capital((diagnosis.get("cause") or {"sentence": ""})["sentence"].partition("; ")[2])
-    return rest if not rest or rest.endswith("?") else f"{rest}."
+def _lead(result: DiagnosisResult) -> str:
+    """State what to do about the cause."""
+    remedy = "" if result.cause is None else capital(result.cause.remedy)
+    return remedy if not remedy or remedy.endswith("?") else f"{remedy}."
 
 
-def _facts(diagnosis: Mapping[str, Any]) -> list[str]:
-    facts = [f"{name} {value}" for name, value in diagnosis["facts"].items() if name != "batch"]
-    facts += [f"{name} {value}" for name, value in diagnosis.get("case", {}).items() if name != "recipe"]
-    facts.append(f"preset {diagnosis['preset']}")
-    if diagnosis["seconds"]:
-        facts.append(f"{duration(sum(diagnosis['seconds'].values()))} of measuring")
-        facts.append(f"{diagnosis['peak_memory_bytes'] / 2**30:.2f} GiB at most")
+def _facts(result: DiagnosisResult) -> list[str]:
+    facts = [f"{name} {value}" for name, value in result.facts.items() if name != "batch"]
+    facts += [f"{name} {value}" for name, value in result.case.items() if name != "recipe"]
+    facts.append(f"preset {result.preset}")
+    if result.seconds:
+        facts.append(f"{duration(sum(result.seconds.values()))} of measuring")
+        facts.append(f"{result.peak_memory_bytes / 2**30:.2f} GiB at most")
     return facts
 
 
-def _findings(diagnosis: Mapping[str, Any], charts: Sequence[str]) -> list[Block]:
+def _findings(result: DiagnosisResult, charts: Sequence[str]) -> list[Block]:
     """List the findings other than the cause, the most severe first; notes are shown on request."""
-    cause = diagnosis.get("cause") or {}
-    named = [f for f in diagnosis["findings"] if f.items() <= cause.items()]
-    others = [f for f in diagnosis["findings"] if f not in named]
-    grave, notes = ([f for f in others if (f["severity"] == "note") is note] for note in (False, True))
+    others = [finding for finding in result.findings if finding != result.cause]
+    grave = [finding for finding in others if finding.severity != "note"]
+    notes = [finding for finding in others if finding.severity == "note"]
     blocks: list[Block] = [Html(_listed(grave, charts))] if grave else []
-    if named:
-        why = Html(Markup('<ul class="findings">{}</ul>').format(_evidence(named[0], charts)))
-        blocks.append(Details("What the first line is based on", [why]))
+    if result.cause is not None and result.cause in result.findings:
+        evidence = Markup('<ul class="findings">{}</ul>').format(_evidence(result.cause, charts))
+        blocks.append(Details("What the first line is based on", [Html(evidence)]))
     if notes:
-        said = f"{count(len(notes), 'note')} on other measurements"
-        blocks.append(Details(said, [Html(_listed(notes, charts))], open=not grave))
+        summary = f"{count(len(notes), 'note')} on other measurements"
+        blocks.append(Details(summary, [Html(_listed(notes, charts))], open=not grave))
     return blocks
 
 
-def _listed(findings: Sequence[Row], charts: Sequence[str]) -> Markup:
-    item = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p>{2}</li>')
-    items = [item.format(f["severity"], capital(f["sentence"]), _evidence(f, charts)) for f in findings]
+def _listed(findings: Sequence[FindingResult], charts: Sequence[str]) -> Markup:
+    form = Markup('<li class="{0}"><p><span class="tag {0}">{0}</span>{1}</p>{2}</li>')
+    items = [
+        form.format(finding.severity, capital(finding.sentence), _evidence(finding, charts))
+        for finding in findings
+    ]
     return Markup('<ul class="findings">{}</ul>').format(Markup("").join(items))
 
 
-def _evidence(finding: Row, charts: Sequence[str]) -> Markup:
-    """What is shown of a finding on request: its numbers, its chart or its table, and its source."""
-    table = finding["table"]
-    numbers = ", ".join(f"{name} = {number_cell(value)}" for name, value in finding["numbers"].items())
-    shown = next((name for name in charts if f"{name}-".startswith(f"{table}-")), "") if table else ""
-    link = Markup('<a href="#{}">{}</a>')
-    place = f"figure-{shown}" if shown else f"table-{anchor(table)}"
-    parts = [link.format(place, table.replace("_", " "))] if table else []
-    parts += [Markup("{}").format(numbers.replace("_", " "))] if numbers else []
-    source = Markup("<details class=source><summary>source</summary>{}</details>")
-    said = Markup('<div class="note">{}{}</div>')
-    cited = source.format(finding["reference"]) if finding.get("reference") else ""
-    return said.format(Markup(": ").join(parts), cited) if parts or cited else Markup("")
+def _evidence(finding: FindingResult, charts: Sequence[str]) -> Markup:
+    """What is shown of a finding on request: its chart or its table, its numbers, and its source."""
+    parts = []
+    if finding.table:
+        name = finding.table.replace("_", " ")
+        parts.append(Markup('<a href="#{}">{}</a>').format(_place(finding.table, charts), name))
+    if finding.numbers:
+        numbers = [f"{name} = {number_cell(value)}" for name, value in finding.numbers.items()]
+        parts.append(Markup.escape(", ".join(numbers).replace("_", " ")))
+    source = Markup("")
+    if finding.reference:
+        form = Markup("<details class=source><summary>source</summary>{}</details>")
+        source = form.format(finding.reference)
+    if not parts and not source:
+        return Markup("")
+    return Markup('<div class="note">{}{}</div>').format(Markup(": ").join(parts), source)
 
 
-def _tables(diagnosis: Mapping[str, Any], left_out: Collection[str]) -> Section:
-    tables = {name: rows for name, rows in diagnosis["tables"].items() if rows and name not in left_out}
+def _place(table: str, charts: Sequence[str]) -> str:
+    """The anchor of the first chart of a table, else that of the table itself."""
+    for name in charts:
+        if name == table or name.startswith(f"{table}-"):
+            return f"figure-{name}"
+    return f"table-{anchor(table)}"
+
+
+def _tables(result: DiagnosisResult, left_out: Collection[str]) -> Section:
+    tables = {name: rows for name, rows in result.tables.items() if rows and name not in left_out}
     blocks = [rows_table(name, folded(rows)) for name, rows in tables.items()]
     return Section("Tables", blocks, "tables", "Every number behind the charts.")
 
 
-def _how(diagnosis: Mapping[str, Any]) -> Section:
-    batches = {study["name"]: study["batch"] for study in diagnosis.get("studies", ())}
+def _how(result: DiagnosisResult) -> Section:
+    batches = {study.name: study.batch for study in result.studies}
     studies = [
         [Cell(name.replace("_", " ")), Cell(batches.get(name, "")), Cell(duration(seconds))]
-        for name, seconds in diagnosis["seconds"].items()
+        for name, seconds in result.seconds.items()
     ]
-    told = {**diagnosis["facts"], **diagnosis.get("case", {})}
-    facts = [[Cell(name), Cell(str(value))] for name, value in told.items()]
+    facts = [[Cell(name), Cell(value)] for name, value in {**result.facts, **result.case}.items()]
     blocks: list[Block] = [
         Text(
             "Everything was measured without dropout; nothing was trained, and the model is unchanged. "
             "Statistics ignore padding."
-        ),
-        *([Code(diagnosis["command"])] if diagnosis.get("command") else []),
-        Details("Structure of the model", [Code(diagnosis["structure"])]),
+        )
+    ]
+    if result.command:
+        blocks.append(Code(result.command))
+    blocks += [
+        Details("Structure of the model", [Code(result.structure)]),
         Details("Facts", [PageTable(("", ""), facts, text_columns=2)]),
         Details("Studies", [PageTable(("study", "measured on", "time"), studies, text_columns=2)]),
     ]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import jinja2
 from markupsafe import Markup, escape
@@ -33,11 +33,25 @@ if TYPE_CHECKING:
 LIMIT_BYTES: Final = 5_000_000
 """No page is larger."""
 
-SHORTER: Final = ((POINTS, False), (200, False), (100, False), (100, True), (50, True), (25, True))
-"""Forms of a page, from which the first that is small enough is used: how many points a line may have, or how
-many rows a table in the place of a chart, and whether parts that are also in files beside the page are left
-out.
-"""
+
+class Form(NamedTuple):
+    """How much of a page is shown."""
+
+    most: int
+    """How many points a line may have, or how many rows a table in the place of a chart."""
+    is_short: bool = False
+    """Whether parts that are also in files beside the page are left out."""
+
+
+FORMS: Final = (
+    Form(POINTS),
+    Form(200),
+    Form(100),
+    Form(100, is_short=True),
+    Form(50, is_short=True),
+    Form(25, is_short=True),
+)
+"""The forms of a page, of which the first that is small enough is used."""
 
 MOST_CELLS: Final = 12_000
 """Cells that the table in the place of a chart has at most."""
@@ -100,16 +114,13 @@ class PageTable:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its title and caption.
-
-    ``chart`` may be a function that draws it with at most a given number of points per line. It is called
-    only where charts can be drawn.
-    """
+    """A chart with its title and caption."""
 
     name: str
     title: str
     caption: str
-    chart: Drawn | Callable[[int], Drawn]
+    draw: Callable[[int], Drawn]
+    """Draws it with at most a given number of points per line; called only where charts can be drawn."""
     rows: Sequence[Row] = ()
     """The numbers that it shows, in columns named as a reader knows them: a table of them stands in its place
     where no chart can be drawn."""
@@ -120,7 +131,7 @@ class Chart:
 
     def drawn(self, points: int = POINTS) -> Drawn:
         """Draw the chart with at most so many points per line."""
-        return self.chart(points) if callable(self.chart) else self.chart
+        return self.draw(points)
 
 
 @dataclass(frozen=True)
@@ -179,24 +190,24 @@ class Page:
         return list(charts_in(self.blocks))
 
     def html(self) -> str:
-        """Return the page as one HTML document, in the first of the forms ``SHORTER`` that is small enough.
+        """Return the page as one HTML document, in the first of ``FORMS`` that is small enough.
 
         Raises:
             ValueError: two charts have the same name.
             UserError: the page is larger than ``LIMIT_BYTES`` in every form.
         """
-        charts = self.charts()
-        names = [chart.name for chart in charts]
+        names = [chart.name for chart in self.charts()]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(
                 f"charts need names of their own, but these occur twice: {', '.join(twice)}; rename one"
             )
-        make = self._with_charts if installed() or not charts else self._without_charts
+        render = self._with_charts if installed() or not names else self._without_charts
         size = 0
-        for points, short in SHORTER:
-            text = make(points, _short(self.blocks) if short else self.blocks)
-            if (size := len(text.encode())) <= LIMIT_BYTES:
+        for form in FORMS:
+            text = render(form.most, _short(self.blocks) if form.is_short else self.blocks)
+            size = len(text.encode())
+            if size <= LIMIT_BYTES:
                 return text
         raise UserError(
             f"the page has {size:,} bytes in its shortest form, but at most {LIMIT_BYTES:,} are allowed; "
@@ -210,9 +221,12 @@ class Page:
         return path
 
     def _with_charts(self, points: int, blocks: Sequence[Block]) -> str:
-        # the parts of a chart are validated when they are made, and the tests validate whole charts
-        drawn = {chart.name: chart.drawn(points).to_dict(validate=False) for chart in self.charts()}
-        specs = {name: {k: v for k, v in spec.items() if k != "config"} for name, spec in drawn.items()}
+        specs = {}
+        for chart in self.charts():
+            # the parts of a chart are validated when they are made, and the tests validate whole charts
+            spec = chart.drawn(points).to_dict(validate=False)
+            spec.pop("config", None)  # the page has one for each mode
+            specs[chart.name] = spec
         return self._rendered(blocks, specs, self.recipes)
 
     def _without_charts(self, rows: int, blocks: Sequence[Block]) -> str:
@@ -223,14 +237,16 @@ class Page:
         return self._rendered([WITHOUT_CHARTS, *_tabulated(blocks, rows)], {}, ())
 
     def _rendered(self, blocks: Sequence[Block], specs: Mapping[str, Any], legend: Sequence[str]) -> str:
+        sample = _dot if self.legend == "Roles" else swatch
+        places = range(len(self.recipes))
         return _template().render(
             page=self,
             blocks=blocks,
             legend=legend,
             many=MANY,
-            toc=[b for b in self.blocks if isinstance(b, Section) and b.listed],
-            swatches=[(_dot if self.legend == "Roles" else swatch)(i) for i in range(len(self.recipes))],
-            palette=[(colour(i), colour(i, "dark")) for i in range(len(self.recipes))],
+            toc=[block for block in self.blocks if isinstance(block, Section) and block.listed],
+            swatches=[sample(i) for i in places],
+            palette=[(colour(i), colour(i, "dark")) for i in places],
             vega=_vega() if specs else "",
             specs=_json(specs),
             configs=_json({mode: theme(mode, legend=False) for mode in ("light", "dark")}),
@@ -265,8 +281,8 @@ def _short(blocks: Iterable[Block]) -> list[Block]:
     short: list[Block] = []
     for block in blocks:
         if isinstance(block, Details) and block.beside:
-            where = Text(f"Left out because the page would be too large; see {block.beside}.", "note")
-            block = replace(block, blocks=[where])
+            reference = Text(f"Left out because the page would be too large; see {block.beside}.", "note")
+            block = replace(block, blocks=[reference])
         elif isinstance(block, Columns | Details | Section):
             block = replace(block, blocks=_short(block.blocks))
         short.append(block)
@@ -278,7 +294,7 @@ def _tabulated(blocks: Iterable[Block], rows: int) -> list[Block]:
     tabulated: list[Block] = []
     for block in blocks:
         if isinstance(block, Chart):
-            tabulated.append(_numbers(block, rows))
+            tabulated.append(_table_of_chart(block, rows))
         elif isinstance(block, Columns):
             # a table that is opened needs the whole width
             tabulated += _tabulated(block.blocks, rows)
@@ -291,18 +307,19 @@ def _tabulated(blocks: Iterable[Block], rows: int) -> list[Block]:
     return tabulated
 
 
-def _numbers(chart: Chart, most: int) -> Details:
+def _table_of_chart(chart: Chart, most: int) -> Details:
     """Return the rows of a chart as a table that is shown on request; links to the chart open it."""
     blocks: list[Block] = [Text(chart.caption, "note")] if chart.caption else []
     if chart.rows:
-        shown = _spaced(chart.rows, max(2, min(most, MOST_CELLS // len(chart.rows[0]))))
-        if len(shown) < len(chart.rows):
-            blocks.append(Text(f"{len(shown)} of {len(chart.rows):,} rows, evenly spaced.", "note"))
-        blocks.append(table_of(shown))
+        most = min(most, MOST_CELLS // len(chart.rows[0]))
+        rows = _spaced(chart.rows, max(2, most))
+        if len(rows) < len(chart.rows):
+            blocks.append(Text(f"{len(rows)} of {len(chart.rows):,} rows, evenly spaced.", "note"))
+        blocks.append(table_of(rows))
     else:
         blocks.append(Text("No finite value.", "note"))
-    rows = count(len(chart.rows), "row")
-    summary = Markup("{} <span class=note>{}</span>").format(chart.title, rows)
+    number = count(len(chart.rows), "row")
+    summary = Markup("{} <span class=note>{}</span>").format(chart.title, number)
     return Details(summary, blocks, f"figure-{chart.name}")
 
 
@@ -318,9 +335,11 @@ def table_of(rows: Sequence[Row], most: int | None = None) -> PageTable:
     words: list[str] = []
     numbers: list[str] = []
     for column in rows[0]:
-        values = [row[column] for row in rows]
-        has_words = any(isinstance(value, str) and value not in NOT_FINITE for value in values)
-        (words if has_words else numbers).append(column)
+        texts = [row[column] for row in rows if isinstance(row[column], str)]
+        if all(text in NOT_FINITE for text in texts):
+            numbers.append(column)
+        else:
+            words.append(column)
     columns = [*words, *numbers]
     body = [[Cell(number_cell(row[column])) for column in columns] for row in rows[:most]]
     return PageTable(columns, body, text_columns=len(words))
@@ -373,11 +392,13 @@ def _template() -> jinja2.Template:
 
 def capital(sentence: str) -> str:
     """Begin a sentence with a capital letter, unless its first word is the path of a module."""
-    first = sentence.partition(" ")[0].strip(":,;")
-    return sentence if "." in first or "_" in first else sentence[:1].upper() + sentence[1:]
+    first_word = sentence.partition(" ")[0].strip(":,;")
+    if "." in first_word or "_" in first_word:
+        return sentence
+    return sentence[:1].upper() + sentence[1:]
 
 
-def whole(sentence: str) -> Markup:
+def with_whole_rates(sentence: str) -> Markup:
     """Return a sentence in which rates such as 3e-4 are not broken at their hyphens."""
     return Markup(re.sub(r"\S*\de-\d\S*", r'<span class="whole">\g<0></span>', str(escape(sentence))))
 
@@ -390,6 +411,11 @@ def breakable(name: str) -> Markup:
 def anchor(text: str) -> str:
     """Return a name for charts and links, unique to the text: ``pre+fixnorm`` -> ``pre-2b-fixnorm``."""
     return "".join(c if c.isalnum() and c.isascii() else f"-{ord(c):x}-" for c in text)
+
+
+def already_drawn(drawn: Drawn) -> Callable[[int], Drawn]:
+    """Return the ``draw`` of a chart that is drawn already, with as many points as it has."""
+    return lambda points: drawn
 
 
 def labelled(chart: Chart, label: str) -> Chart:

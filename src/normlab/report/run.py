@@ -16,13 +16,22 @@ from normlab.base.units import duration, rate
 from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.lab.runs.folder import RunFolder, Status, read_scores
-from normlab.report.charts.comparison import CurveAxis
-from normlab.report.comparison_charts import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
+from normlab.report.charts.curves import CurveAxis
+from normlab.report.curves import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
 from normlab.report.page import Cell, Chart, Columns, Page, PageTable, Section
-from normlab.report.runs import RunView, marks, run_details, run_frame, seed_of, view
-from normlab.report.watch import flown, watched
+from normlab.report.runs import Curve, RunView, curve_frame, marks, run_details, run_frame, seed_of, view
+from normlab.report.watch import flight_sections, sublayer_sections
 
-SIDES: Final = ("training", "dev", "dev, sources exchanged")
+TRAINING, DEV, EXCHANGED = "training", "dev", "dev, sources exchanged"
+SIDES: Final = (TRAINING, DEV, EXCHANGED)
+"""The lines of the page's charts, in the order of their colours."""
+STATES: Final = {
+    "new": "has not begun",
+    "running": "is running",
+    "interrupted": "was interrupted",
+    "failed": "ended in an error",
+}
+"""What is said of a run that has no outcome."""
 
 
 def run_page(folder: Path) -> str:
@@ -35,8 +44,8 @@ def run_page(folder: Path) -> str:
     run = view(folder.parent, folder.name)
     if run.config is None or run.status is None:
         raise UserError(f"{folder} holds no readable run ({run.problem}); `normlab run list` lists the runs")
-    details, kept = run_details(run, {}), RunFolder(folder)
-    probes = kept.probes()
+    files = RunFolder(folder)
+    probes = files.probes()
     require_probes(probes, folder / "probes.jsonl")
     return Page(
         title=f"{run.config.recipe}, run {run.id}",
@@ -45,10 +54,10 @@ def run_page(folder: Path) -> str:
         lead=run.status.outcome.evidence if run.status.outcome else "",
         blocks=[
             Section("", [_pictures(run)], "pictures", listed=False),
-            *flown(kept.flights()),
-            *watched(probes),
-            *_test(run, read_scores(kept.best_scores)),
-            Section("The run, exactly", details.blocks, f"run-{run.id}"),
+            *flight_sections(files.flights()),
+            *sublayer_sections(probes),
+            *_test(run, read_scores(files.best_scores)),
+            Section("The run, exactly", run_details(run, {}).blocks, f"run-{run.id}"),
         ],
         recipes=_sides(run),
     ).html()
@@ -62,72 +71,80 @@ def _headline(run: RunView, config: Config, status: Status) -> Markup:
     if run.outcome in ("stuck", "diverged"):
         verb = "was stuck" if run.outcome == "stuck" else "diverged"
         return Markup("{} {} at step {}").format(name, verb, f"{status.step:,}")
-    state = {"new": "has not begun", "running": "is running", "interrupted": "was interrupted"}
-    said = state.get(run.outcome, "ended in an error" if run.outcome == "failed" else run.outcome)
-    return Markup("{} {} (step {}){}").format(name, said, f"{status.step:,}", score)
+    state = STATES.get(run.outcome, run.outcome)
+    return Markup("{} {} (step {}){}").format(name, state, f"{status.step:,}", score)
 
 
 def _facts(run: RunView, config: Config, status: Status) -> list[str]:
     facts = [*marks(run), f"seed {seed_of(run)}", f"{status.step:,} of {config.train.steps:,} steps"]
     facts.append(f"{duration(status.train_seconds)} of training")
-    ends = run_frame(run, "train", ("tokens", "seconds"), {}).tail(1).to_dicts()
-    if ends and ends[0]["tokens"] and ends[0]["seconds"]:
-        facts.append(f"{ends[0]['tokens'] / ends[0]['seconds']:,.0f} target tokens a second")
-    return [*facts, status.hardware] if status.hardware else facts
+    last_row = run_frame(run, "train", ("tokens", "seconds")).tail(1)
+    for tokens, seconds in last_row.select("tokens", "seconds").iter_rows():
+        if tokens and seconds:
+            facts.append(f"{tokens / seconds:,.0f} target tokens a second")
+    if status.hardware:
+        facts.append(status.hardware)
+    return facts
 
 
 def _pictures(run: RunView) -> Columns:
-    train = _named(run, "train", SIDES[0], ("nll", "grad_norm_l2", "lr"))
-    dev = _named(run, "dev", SIDES[1], ("nll",))
-    both = pl.concat([train.drop("grad_norm_l2", "lr"), dev, _exchanged(run)])
-    loss = replace(LOSS, extremes=True, height=260)
-    rates = CurveAxis("lr", "learning rate", zero=True, number=".3g")
+    train = _side(run, "train", TRAINING, ("nll", "grad_norm_l2", "lr"))
+    dev = _side(run, "dev", DEV, ("nll",))
+    losses = pl.concat([train.drop("grad_norm_l2", "lr"), dev, _exchanged(run)])
+    loss_axis = replace(LOSS, extremes=True, height=260)
+    rate_axis = CurveAxis("lr", "learning rate", zero=True, number=".3g")
     nll = "Negative log-likelihood (NLL), without label smoothing."
-    if len(_sides(run)) > 2:
+    if EXCHANGED in _sides(run):
         nll += " The model reads its source if exchanging the sources raises the loss."
     norm = "Before clipping, log scale; the band shows single spikes."
     charts = [
-        curves("loss", "Loss", nll, both, SIDES, loss),
+        curves("loss", "Loss", nll, losses, SIDES, loss_axis),
         *_dev_charts(run),
         curves("grad-norm", "Gradient norm", norm, train, SIDES, NORM, most=SPIKY_POINTS),
-        curves("lr", "Learning rate", "", train, SIDES, rates),
+        curves("lr", "Learning rate", "", train, SIDES, rate_axis),
     ]
     return Columns(charts)
 
 
 def _exchanged(run: RunView) -> pl.DataFrame:
     """Return the dev loss with sources exchanged; no row for a run that has not measured it."""
-    return _named(run, "dev", SIDES[2], ("nll_exchanged",)).rename({"nll_exchanged": "nll"}).drop_nulls("nll")
+    frame = _side(run, "dev", EXCHANGED, ("nll_exchanged",))
+    return frame.rename({"nll_exchanged": "nll"}).drop_nulls("nll")
 
 
 def _sides(run: RunView) -> tuple[str, ...]:
     """Return the names of the lines, in the order of their colours."""
-    return SIDES if len(_exchanged(run)) else SIDES[:2]
+    return SIDES if len(_exchanged(run)) else (TRAINING, DEV)
 
 
 def _dev_charts(run: RunView) -> list[Chart]:
     """Return a chart for each dev metric of the task; none before the first validation."""
-    dev = _named(run, "dev", SIDES[1], [m.name for m in run.task_metrics])
-    return [
-        curves(f"dev-{m.name}", f"Dev {m.label}", "", dev, SIDES, replace(dev_axis(m), height=260))
-        for m in run.task_metrics
-        if m != NLL and not dev[m.name].is_null().all()
-    ]
+    dev = _side(run, "dev", DEV, [metric.name for metric in run.task_metrics])
+    charts = []
+    for metric in run.task_metrics:
+        if metric != NLL and not dev[metric.name].is_null().all():
+            axis = replace(dev_axis(metric), height=260)
+            charts.append(curves(f"dev-{metric.name}", f"Dev {metric.label}", "", dev, SIDES, axis))
+    return charts
 
 
-def _test(run: RunView, beside: Mapping[str, Any]) -> list[Section]:
-    columns = [run.scores, beside] if beside else [run.scores]
+def _test(run: RunView, best_scores: Mapping[str, Any]) -> list[Section]:
+    """Return the table of test scores; ``best_scores`` are those of the best checkpoint if the run's own are
+    those of an average.
+    """
+    columns = {"best checkpoint": run.scores}
+    if best_scores:
+        columns = {"average of the last checkpoints": run.scores, "best checkpoint": best_scores}
     rows = [
-        [Cell(metric.title), *(Cell(metric.shown(scores[metric.name])) for scores in columns)]
+        [Cell(metric.title), *(Cell(metric.shown(scores[metric.name])) for scores in columns.values())]
         for metric in run.task_metrics
-        if all(metric.name in scores for scores in columns)
+        if all(metric.name in scores for scores in columns.values())
     ]
     if not rows:
         return []
-    header = ("score", *["average of the last checkpoints"] * bool(beside), "best checkpoint")
-    return [Section("On the test text", [PageTable(header, rows)], "test")]
+    return [Section("On the test text", [PageTable(("score", *columns), rows)], "test")]
 
 
-def _named(run: RunView, kind: str, side: str, columns: Sequence[str]) -> pl.DataFrame:
-    constants = {"recipe": side, "run": f"{run.id} {side}", "seed": seed_of(run), "outcome": run.outcome}
-    return run_frame(run, kind, columns, constants)
+def _side(run: RunView, kind: str, side: str, columns: Sequence[str]) -> pl.DataFrame:
+    """Return the rows of one kind as the curves of one line of the charts."""
+    return curve_frame(run, kind, columns, Curve(side, f"{run.id} {side}", seed_of(run), run.outcome))

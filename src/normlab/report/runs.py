@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,19 +82,33 @@ def _read_by_the_run(config: Config) -> str:
     """
     if config.task != OWN_TASK:
         return ""
-    own = {"setup": config.recipe, "code": config.own_code, **flat(config), "seed": config.seeds.init}
-    return json.dumps(own, indent=1, ensure_ascii=False)
+    settings = {"setup": config.recipe, "code": config.own_code, **flat(config), "seed": config.seeds.init}
+    return json.dumps(settings, indent=1, ensure_ascii=False)
 
 
-def run_frame(run: RunView, kind: str, columns: Sequence[str], constants: Mapping[str, str]) -> pl.DataFrame:
-    """Return the run's rows of one kind: ``constants``, ``step`` and ``columns``, as floats; missing values
-    are null.
-    """
+@dataclass(frozen=True)
+class Curve:
+    """Whose curve it is: the columns of text that a frame of curves begins with."""
+
+    recipe: str
+    """The recipe, or what else has a colour of its own."""
+    run: str
+    seed: str
+    outcome: str
+
+
+def run_frame(run: RunView, kind: str, columns: Sequence[str]) -> pl.DataFrame:
+    """Return the run's rows of one kind: ``step`` and ``columns``, as floats; missing values are null."""
     rows = [row for row in run.metrics if row.get("kind") == kind]
-    data = {"step": [row.get("step") for row in rows]} | {c: [row.get(c) for row in rows] for c in columns}
-    schema = {"step": pl.Int64} | dict.fromkeys(columns, pl.Float64)
-    frame = pl.DataFrame(data, schema=schema, strict=False)
-    return frame.select(*[pl.lit(value).alias(name) for name, value in constants.items()], "step", *columns)
+    data = {name: [row.get(name) for row in rows] for name in ("step", *columns)}
+    schema = {"step": pl.Int64, **dict.fromkeys(columns, pl.Float64)}
+    return pl.DataFrame(data, schema=schema, strict=False)
+
+
+def curve_frame(run: RunView, kind: str, columns: Sequence[str], curve: Curve) -> pl.DataFrame:
+    """Return the run's rows of one kind, each with whose curve it belongs to."""
+    constants = [pl.lit(text).alias(name) for name, text in vars(curve).items()]
+    return run_frame(run, kind, columns).select(*constants, "step", *columns)
 
 
 def flat(config: Config) -> dict[str, str]:
@@ -102,33 +116,41 @@ def flat(config: Config) -> dict[str, str]:
     for a setup of the user's own only the few that its run reads.
     """
     if config.task == OWN_TASK:
-        train = config.train
-        own = {"steps": train.steps, "validate_every_steps": train.validate_every_steps}
-        return {"optim.lr": str(config.optim.lr), **{f"train.{name}": str(n) for name, n in own.items()}}
-    found: dict[str, str] = {}
+        return {
+            "optim.lr": str(config.optim.lr),
+            "train.steps": str(config.train.steps),
+            "train.validate_every_steps": str(config.train.validate_every_steps),
+        }
+    settings: dict[str, str] = {}
 
-    def walk(value: Any, prefix: str) -> None:
-        for field in dataclasses.fields(value):
-            inner, name = getattr(value, field.name), prefix + field.name
-            if dataclasses.is_dataclass(inner):
-                if field.name != "machine":
-                    walk(inner, name + ".")
+    def walk(section: Any, prefix: str) -> None:
+        for field in dataclasses.fields(section):
+            value, name = getattr(section, field.name), prefix + field.name
+            if field.name == "machine":
+                continue
+            if dataclasses.is_dataclass(value):
+                walk(value, f"{name}.")
             elif changes_numbers(field) or name.startswith("data."):
-                found[name] = " ".join(map(str, inner)) if isinstance(inner, tuple) else str(inner)
+                settings[name] = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
     walk(config, "")
-    return found
+    return settings
 
 
 def shared(runs: Sequence[RunView]) -> dict[str, str]:
     """Return the settings that all runs share."""
-    first, *others = [flat(run.config) for run in runs if run.config] or [{}]
-    return {name: value for name, value in first.items() if all(f.get(name) == value for f in others)}
+    settings = [flat(run.config) for run in runs if run.config]
+    if not settings:
+        return {}
+    first, *others = settings
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
 def settings_table(settings: Mapping[str, str], caption: str = "") -> PageTable:
     """Return a table of settings by name."""
-    rows = [[Cell(name), Cell(v or "–", tone="" if v else "faint")] for name, v in settings.items()]
+    rows = [
+        [Cell(name), Cell(value) if value else Cell("–", tone="faint")] for name, value in settings.items()
+    ]
     return PageTable(("setting", "value"), rows, caption, text_columns=2)
 
 
@@ -157,29 +179,35 @@ def run_details(run: RunView, common: Mapping[str, str]) -> Details:
     if run.problem or run.config is None or run.status is None:
         summary = Markup("<code>{}</code> {}").format(run.id, tag("missing"))
         return Details(summary, [Text(run.problem or "The folder is incomplete.", "alarm")], f"run-{run.id}")
-    status = run.status
     best = f", best dev {run.best}" if run.best else ""
     summary = Markup("<code>{}</code> lr {}, seed {} {} <span class=note>{}{}</span>").format(
         run.id,
         rate(run.config.optim.lr),
         seed_of(run),
         Markup(" ").join(tag(mark) for mark in (run.outcome, *marks(run))),
-        duration(status.train_seconds),
+        duration(run.status.train_seconds),
         best,
     )
-    own = {name: value for name, value in flat(run.config).items() if name not in common}
-    ended = status.outcome
-    told = [
-        (f"{ended.state.capitalize()} at step {ended.step:,}: {ended.evidence}" if ended else "", ""),
-        (f"Ended at step {status.step:,}: {status.stopped}" if status.stopped else "", ""),
-        ("Stale: made by older code. Today's code would give other numbers." if run.stale else "", "alarm"),
-        (f"Forced, although {run.config.forced}." if run.config.forced else "", "alarm"),
-        (status.error, "alarm"),
-        (f"Ran on {status.hardware}." if status.hardware else "", "note"),
-    ]
-    blocks: list[Block] = [Text(text, tone) for text, tone in told if text]
-    blocks.append(Code(run.repeat))
-    if own and common:
-        blocks.append(settings_table(own, "What sets this run apart from others on this page"))
+    blocks: list[Block] = [*_sentences(run, run.config, run.status), Code(run.repeat)]
+    differing = {name: value for name, value in flat(run.config).items() if name not in common}
+    if differing and common:
+        blocks.append(settings_table(differing, "What sets this run apart from others on this page"))
     blocks.append(Details("Exact configuration", [Code(run.config_text)], beside=f"{run.id}/config.json"))
     return Details(summary, blocks, f"run-{run.id}")
+
+
+def _sentences(run: RunView, config: Config, status: Status) -> Iterator[Text]:
+    """Yield what is to be said of a run: how it ended, what is unusual about it, and where it ran."""
+    if status.outcome:
+        state, step = status.outcome.state.capitalize(), status.outcome.step
+        yield Text(f"{state} at step {step:,}: {status.outcome.evidence}")
+    if status.stopped:
+        yield Text(f"Ended at step {status.step:,}: {status.stopped}")
+    if run.stale:
+        yield Text("Stale: made by older code. Today's code would give other numbers.", "alarm")
+    if config.forced:
+        yield Text(f"Forced, although {config.forced}.", "alarm")
+    if status.error:
+        yield Text(status.error, "alarm")
+    if status.hardware:
+        yield Text(f"Ran on {status.hardware}.", "note")

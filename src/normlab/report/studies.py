@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,8 @@ from markupsafe import Markup
 from normlab.base.chart import ByDepth, Growth, HeatMap, Lines, Strips, StudyChart
 from normlab.base.io import NOT_FINITE
 from normlab.base.units import count
-from normlab.report.page import Chart, Columns, Details, Row, Section, Text, anchor, labelled, table_of
+from normlab.report.page import Block, Chart, Columns, Details, Row, Section, Text, anchor, labelled, table_of
+from normlab.report.results.diagnosis import DiagnosisResult, StudyResult
 
 if TYPE_CHECKING:
     from normlab.report.charts.drawing import Drawn
@@ -27,56 +28,58 @@ ROLES: Final = {
     "ffn": "feed-forward",
     "branch": "branch",
 }
+"""The roles of sublayers in words, in the order of their colours."""
 
 
 class DiagnosisView:
     """The tables of a diagnosis, with the role and the place of each sublayer in words."""
 
-    def __init__(self, diagnosis: Mapping[str, Any]) -> None:
-        self.tables: Mapping[str, Sequence[Row]] = diagnosis["tables"]
-        self.stacks: Mapping[str, str] = diagnosis["stacks"]
-        self.studies: Sequence[Mapping[str, Any]] = diagnosis.get("studies", ())
+    def __init__(self, result: DiagnosisResult) -> None:
+        self.tables = result.tables
+        self.stacks = result.stacks
+        self.studies = result.studies
 
     @cached_property
-    def sublayers(self) -> dict[tuple[str, int], Row]:
+    def sublayers(self) -> dict[tuple[str, int | None], Row]:
+        """The row of each sublayer by its stack and index; a stack's input, without an index, has none."""
         return {(row["stack"], row["index"]): row for row in self.tables.get("structure", ())}
 
     @cached_property
     def layers(self) -> dict[tuple[str, int], list[int]]:
         """The sublayers of each layer, by their index."""
-        found: dict[tuple[str, int], list[int]] = {}
+        layers: dict[tuple[str, int], list[int]] = {}
         for row in self.tables.get("structure", ()):
-            found.setdefault((row["stack"], row["layer"]), []).append(row["index"])
-        return found
+            layers.setdefault((row["stack"], row["layer"]), []).append(row["index"])
+        return layers
 
     @cached_property
     def roles(self) -> list[str]:
         """The roles that occur, in words."""
-        found = {row["role"] for row in self.sublayers.values()}
-        return [words for role, words in ROLES.items() if role in found]
+        present = {row["role"] for row in self.sublayers.values()}
+        return [words for role, words in ROLES.items() if role in present]
 
-    def charts(self, study: Mapping[str, Any]) -> list[StudyChart]:
+    def charts(self, study: StudyResult) -> list[StudyChart]:
         """Return the charts that a study describes, if their tables hold rows."""
-        described = [StudyChart.from_plain(chart) for chart in study["charts"]]
-        return [chart for chart in described if self.tables.get(chart.table)]
+        return [chart for chart in study.charts if self.tables.get(chart.table)]
 
-    def of(self, table: str) -> Iterator[tuple[str, list[Row]]]:
+    def by_stack(self, table: str) -> Iterator[tuple[str, list[Row]]]:
         """Yield the label of each stack that has rows in a table, with these rows."""
         for stack, label in self.stacks.items():
-            if rows := [row for row in self.tables.get(table, ()) if row.get("stack") == stack]:
+            rows = [row for row in self.tables.get(table, ()) if row.get("stack") == stack]
+            if rows:
                 yield label, rows
 
-    def where(self, row: Row) -> dict[str, Any]:
+    def place(self, row: Row) -> dict[str, Any]:
         """Return a row's ``depth``, its module, and its role as ``recipe``. The depth is the layer; a layer's
         sublayers stand between it and the next; the stack's input stands half a layer before the first.
         """
-        known = self.sublayers.get((row["stack"], -1 if row.get("index") is None else row["index"]))
-        if known is None:
+        sublayer = self.sublayers.get((row["stack"], row.get("index")))
+        if sublayer is None:
             return {"depth": -0.5, "module": row["stack"], "recipe": "the input"}
-        of = self.layers[known["stack"], known["layer"]]
-        depth = known["layer"] + of.index(known["index"]) / len(of)
-        words = ROLES.get(known["role"], known["role"])
-        return {"depth": depth, "module": known.get("module", known["stack"]), "recipe": words}
+        indices = self.layers[sublayer["stack"], sublayer["layer"]]
+        depth = sublayer["layer"] + indices.index(sublayer["index"]) / len(indices)
+        role = ROLES.get(sublayer["role"], sublayer["role"])
+        return {"depth": depth, "module": sublayer.get("module", sublayer["stack"]), "recipe": role}
 
 
 ROWS: Final = 400
@@ -85,19 +88,22 @@ ROWS: Final = 400
 
 def rows_table(name: str, rows: Sequence[Row]) -> Details:
     """A table that is shown on request, with columns of words to the left of numbers."""
-    cut = f"The first {ROWS} of {len(rows):,} rows; the JSON file beside this page holds all."
+    blocks: list[Block] = []
+    if len(rows) > ROWS:
+        cut = f"The first {ROWS} of {len(rows):,} rows; the JSON file beside this page holds all."
+        blocks.append(Text(cut, "note"))
+    headings = {column: column.replace("_", " ") for column in rows[0]}
+    blocks.append(table_of(_in_words(rows, headings), ROWS))
     summary = Markup("{} <span class=note>{}</span>").format(name.replace("_", " "), count(len(rows), "row"))
-    more = [Text(cut, "note")] if len(rows) > ROWS else []
-    table = table_of(_in_words(rows, {column: column.replace("_", " ") for column in rows[0]}), ROWS)
-    return Details(summary, [*more, table], f"table-{anchor(name)}")
+    return Details(summary, blocks, f"table-{anchor(name)}")
 
 
 def folded(rows: Sequence[Row]) -> list[Row]:
     """Merge rows that differ only in their layer, their index and the numbers in paths."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        alike = tuple(_template(value) for name, value in row.items() if name not in COUNTED)
-        groups.setdefault(alike, []).append(row)
+        common = tuple(_template(value) for name, value in row.items() if name not in COUNTED)
+        groups.setdefault(common, []).append(row)
     return [
         {name: _together([row[name] for row in group], name) for name in group[0]}
         for group in groups.values()
@@ -105,9 +111,11 @@ def folded(rows: Sequence[Row]) -> list[Row]:
 
 
 COUNTED: Final = ("index", "layer")
+"""Columns that number the sublayers and layers of a stack."""
 
 
 def _template(value: Any) -> Any:
+    """Return a path with a star for each number; other values as they are."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", value) if isinstance(value, str) else value
 
 
@@ -121,10 +129,12 @@ def _together(values: Sequence[Any], name: str) -> Any:
 def pictures(view: DiagnosisView) -> Iterator[Section]:
     """Yield a section for each study whose charts have something to show."""
     for study in view.studies:
-        charts = [drawn for chart in view.charts(study) for drawn in DRAW[type(chart)](view, chart)]
+        charts: list[Chart] = []
+        for chart in view.charts(study):
+            charts += DRAW[type(chart)](view, chart)
         if charts:
-            title = study["title"] or study["name"].replace("_", " ")
-            yield Section(title, [Columns(charts)], study["name"], study["intro"])
+            title = study.title or study.name.replace("_", " ")
+            yield Section(title, [Columns(charts)], study.name, study.intro)
 
 
 def pictured(view: DiagnosisView) -> set[str]:
@@ -135,14 +145,10 @@ def pictured(view: DiagnosisView) -> set[str]:
 
 def _by_depth(view: DiagnosisView, chart: ByDepth) -> list[Chart]:
     """A chart per stack, all with one vertical axis."""
-    stacks = {label: [*_points(view, chart, rows)] for label, rows in view.of(chart.table)}
-    numbers = [_number(point[chart.y]) for points in stacks.values() for point in points]
-    values = [n for n in numbers if n is not None and math.isfinite(n) and (n > 0 or not chart.log)]
-    if not values:
+    stacks = {label: [*_points(view, chart, rows)] for label, rows in view.by_stack(chart.table)}
+    ends = _ends(chart, [point[chart.y] for points in stacks.values() for point in points])
+    if ends is None:
         return []
-    low, high = min(values), max(values)
-    foot = min(0.0, low)
-    ends = (low / 1.4, high * 1.4) if chart.log else (foot, high + 0.05 * (high - foot or 1.0))
 
     def draw(points: Sequence[Row]) -> Drawn:
         from normlab.report.charts.diagnosis import by_depth
@@ -156,6 +162,22 @@ def _by_depth(view: DiagnosisView, chart: ByDepth) -> list[Chart]:
         for label, points in stacks.items()
         if points
     ]
+
+
+def _ends(chart: ByDepth, values: Sequence[Any]) -> tuple[float, float] | None:
+    """Return the ends of the vertical axis, with some room; None if no value can be drawn."""
+    drawn = []
+    for value in values:
+        number = _number(value)
+        if number is not None and math.isfinite(number) and (number > 0 or not chart.log):
+            drawn.append(number)
+    if not drawn:
+        return None
+    low, high = min(drawn), max(drawn)
+    if chart.log:
+        return low / 1.4, high * 1.4
+    foot = min(0.0, low)
+    return foot, high + 0.05 * (high - foot or 1.0)
 
 
 def _words_by_depth(points: Sequence[Row], chart: ByDepth) -> dict[str, str]:
@@ -191,18 +213,25 @@ def _number(value: Any) -> float | None:
 
 
 def _points(view: DiagnosisView, chart: ByDepth, rows: Sequence[Row]) -> Iterator[Row]:
-    rows = [row for row in rows if all(row.get(k) == v for k, v in chart.where.items())]
+    """Yield the points of one stack: the columns that are drawn, under the names that its chart reads."""
+    rows = [row for row in rows if all(row.get(column) == value for column, value in chart.where.items())]
     if chart.sum_squares:
-        squares: dict[int, float] = {}
-        for row in rows:
-            if row["index"] is not None and isinstance(row[chart.y], float):
-                squares[row["index"]] = squares.get(row["index"], 0.0) + row[chart.y] ** 2
-        rows = [{"stack": rows[0]["stack"], "index": i, chart.y: s**0.5} for i, s in squares.items()]
+        rows = _rooted(rows, chart.y)
     # Vega would take a column named signal for one of its own signals
     columns = dict(zip(("theory", "theory_low", "theory_high"), (chart.theory, *chart.bounds), strict=False))
     for row in rows:
         expected = {name: row[column] for name, column in columns.items() if column in row}
-        yield {**view.where(row), **expected, chart.y: row[chart.y]}
+        yield {**view.place(row), **expected, chart.y: row[chart.y]}
+
+
+def _rooted(rows: Sequence[Row], column: str) -> list[Row]:
+    """Return a row for each sublayer, with the root of the sum of the squares of its rows' values."""
+    squares: dict[int, float] = {}
+    for row in rows:
+        index, value = row["index"], row[column]
+        if index is not None and isinstance(value, float):
+            squares[index] = squares.get(index, 0.0) + value**2
+    return [{"stack": rows[0]["stack"], "index": index, column: sum_**0.5} for index, sum_ in squares.items()]
 
 
 def _heat_map(view: DiagnosisView, chart: HeatMap) -> Iterator[Chart]:
@@ -212,7 +241,7 @@ def _heat_map(view: DiagnosisView, chart: HeatMap) -> Iterator[Chart]:
 
         return heat_map(frame(rows).rename({chart.x: "on", chart.y: "of", chart.value: "value"}), chart)
 
-    for label, rows in view.of(chart.table):
+    for label, rows in view.by_stack(chart.table):
         yield _chart(chart.table, chart, draw, rows, _matrix(rows, chart), label)
 
 
@@ -230,14 +259,15 @@ def _matrix(rows: Sequence[Row], chart: HeatMap) -> list[Row]:
 
 
 def _growth(view: DiagnosisView, chart: Growth) -> Iterator[Chart]:
-    for label, rows in view.of(chart.table):
-        points = [{**row, "recipe": chart.words.get(row["kind"], row["kind"])} for row in rows]
-        laws = [
-            {**point, "recipe": chart.words.get(fit["kind"], fit["kind"])}
-            for fit in view.tables.get(chart.fits, ())
-            if fit.get("stack") == rows[0]["stack"]
-            for point in _law(fit, rows)
-        ]
+    def named(row: Row, kind: str) -> Row:
+        return {**row, "recipe": chart.words.get(kind, kind)}
+
+    for label, rows in view.by_stack(chart.table):
+        points = [named(row, row["kind"]) for row in rows]
+        laws: list[Row] = []
+        for fit in view.tables.get(chart.fits, ()):
+            if fit.get("stack") == rows[0]["stack"]:
+                laws += [named(point, fit["kind"]) for point in _law(fit, rows)]
 
         def draw(points: Sequence[Row], laws: Sequence[Row] = laws) -> Drawn:
             import polars as pl
@@ -255,13 +285,13 @@ def _growth(view: DiagnosisView, chart: Growth) -> Iterator[Chart]:
 def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
     """Yield points on a fitted law; a line in N or log N goes through the means."""
     laws = {"log": math.log, "linear": float}
-    own = [r for r in rows if r["kind"] == fit["kind"] and isinstance(r["change"], float)]
-    depths, slope = sorted({row["depth"] for row in own}), fit["coefficient"]
+    changes = [row for row in rows if row["kind"] == fit["kind"] and isinstance(row["change"], float)]
+    depths, slope = sorted({row["depth"] for row in changes}), fit["coefficient"]
     if not depths or not isinstance(slope, float):
         return
     if fit["law"] in laws:
         law = laws[fit["law"]]
-        start = sum(row["change"] - slope * law(row["depth"]) for row in own) / len(own)
+        start = sum(row["change"] - slope * law(row["depth"]) for row in changes) / len(changes)
         values = [start + slope * law(depth) for depth in depths]
     elif isinstance(fit["exponent"], float):
         values = [slope * depth ** fit["exponent"] for depth in depths]
@@ -272,17 +302,13 @@ def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _strips(view: DiagnosisView, chart: Strips) -> list[Chart]:
-    ticks = [
-        {
-            "category": str(row[chart.category]).replace("_", "-"),
-            "what": what,
-            "label": row[chart.label],
-            "value": row[column],
-        }
-        for row in view.tables[chart.table]
-        if not (chart.without and str(row[chart.label]).endswith(chart.without))
-        for what, column in chart.quantities.items()
-    ]
+    ticks = []
+    for row in view.tables[chart.table]:
+        label, category = row[chart.label], str(row[chart.category]).replace("_", "-")
+        if chart.without and str(label).endswith(chart.without):
+            continue
+        for quantity, column in chart.quantities.items():
+            ticks.append({"category": category, "what": quantity, "label": label, "value": row[column]})
     if not ticks:
         return []
 
@@ -297,7 +323,10 @@ def _strips(view: DiagnosisView, chart: Strips) -> list[Chart]:
 
 
 def _lines(view: DiagnosisView, chart: Lines) -> list[Chart]:
-    columns = {"x": chart.x, "y": chart.y} | ({"group": chart.group} if chart.group else {})
+    columns = {"x": chart.x, "y": chart.y}
+    words = {"x": chart.x_axis, "y": chart.y_axis}
+    if chart.group:
+        columns["group"] = words["group"] = chart.group
     points = [{name: row[column] for name, column in columns.items()} for row in view.tables[chart.table]]
 
     def draw(points: Sequence[Row]) -> Drawn:
@@ -306,11 +335,10 @@ def _lines(view: DiagnosisView, chart: Lines) -> list[Chart]:
 
         return lines(frame(points), chart)
 
-    words = {"x": chart.x_axis, "y": chart.y_axis} | ({"group": chart.group} if chart.group else {})
     return [_chart(f"{chart.table}-{chart.y}", chart, draw, points, _in_words(points, words))]
 
 
-DRAW: Final[Mapping[type[StudyChart], Callable[[DiagnosisView, Any], Iterator[Chart] | list[Chart]]]] = {
+DRAW: Final[Mapping[type[StudyChart], Callable[[DiagnosisView, Any], Iterable[Chart]]]] = {
     ByDepth: _by_depth,
     HeatMap: _heat_map,
     Growth: _growth,

@@ -24,71 +24,70 @@ from normlab.report.page import (
     Section,
     Text,
     capital,
-    whole,
+    with_whole_rates,
 )
+from normlab.report.results.trial import TrialsResult
 
 if TYPE_CHECKING:
     from normlab.report.charts.drawing import Drawn
 
 SMOOTH: Final = 8
 """Steps over which the losses of a curve are averaged, because batches differ by more than rates."""
-
-
-def trial_page(trials: Mapping[str, Any]) -> Page:
-    """The page of ``Trials.to_dict()``, to which ``title`` and ``command`` may be added."""
-    every = [trials, *trials["variants"]]
-    rates = [short_rate(rate) for rate in _rates(every)]
-    facts = [f"{name} {value}" for name, value in trials["facts"].items()]
-    number = sum(len(one["trials"]) for one in every)
-    headline, _, rest = trials["sentence"].partition("; ")
-    return Page(
-        title=str(trials.get("title") or f"Learning rates of {trials['model']}"),
-        headline=whole(headline),
-        facts=[*facts, f"{count(number, 'trial')} in {duration(trials['seconds'])}"],
-        lead=f"{capital(rest)}." if rest else "",
-        blocks=list(_sections(trials, every, rates)),
-        recipes=rates,
-    )
-
-
-def _sections(
-    trials: Mapping[str, Any], every: Sequence[Mapping[str, Any]], rates: Sequence[str]
-) -> Iterator[Section]:
-    ended = [t for t in _own(trials) if t["stopped"]]
-    notes = [
-        *trials["lines"][1:],
-        *([f"The plan: {trials['plan']}."] if trials["plan"] else []),
-        *(f"{short_rate(t['rate'])} ended early: {t['stopped']}." for t in ended),
-    ]
-    charts = [chart for i, one in enumerate(every) for chart in (_by_rate(one, i), _by_step(one, i, rates))]
-    yield Section("", [Columns(charts), Notes([Text(note) for note in notes])], "glance", listed=False)
-    yield Section("Each trial", [_table(every)], "trials", _MEANING)
-    if trials.get("command"):
-        yield Section("How it was made", [Code(str(trials["command"]))], "how")
-
-
-_MEANING: Final = (
+MEANING: Final = (
     "Every trial trains a copy from the same start, on the same batches and random numbers. The loss is the "
     "mean of the last tenth of the steps. These do not tell where a long training would end."
 )
 
 
-def _own(trials: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The trials that the answer is about, by rate."""
-    return [t for t in trials["trials"] if t["steps"] == trials["steps"]]
+def trial_page(trials: Mapping[str, Any]) -> Page:
+    """The page of ``Trials.to_dict()``, to which ``title`` and ``command`` may be added."""
+    result = TrialsResult.of(trials)
+    facts = [f"{name} {value}" for name, value in result.facts.items()]
+    headline, _, rest = result.sentence.partition("; ")
+    return Page(
+        title=result.title or f"Learning rates of {result.model}",
+        headline=with_whole_rates(headline),
+        facts=[*facts, f"{count(result.number, 'trial')} in {duration(result.seconds)}"],
+        lead=f"{capital(rest)}." if rest else "",
+        blocks=list(_sections(result)),
+        recipes=_names(result),
+    )
 
 
-def _rates(every: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The rates of the trials that the answers are about."""
-    return sorted({t["rate"] for one in every for t in _own(one)})
+def _names(result: TrialsResult) -> list[str]:
+    """The names of the rates, which have a colour each."""
+    return [short_rate(value) for value in result.rates]
 
 
-def _by_rate(trials: Mapping[str, Any], i: int) -> Chart:
-    tried = _own(trials)
-    inside = [t["rate"] for t in tried if t["usable"] and t["rate"] <= trials["usable"][1]]
-    reference = float(trials["reference"])
-    has_entropy = trials["unigram"] is not None and trials["unigram"] <= trials["reference"]
-    words = "unigram entropy" if has_entropy else "loss at the start"
+def _sections(result: TrialsResult) -> Iterator[Section]:
+    charts = []
+    for place, setup in enumerate(result.setups):
+        charts.append(_chart_by_rate(setup, place))
+        charts.append(_chart_by_step(setup, place, _names(result)))
+    notes = Notes([Text(note) for note in _notes(result)])
+    yield Section("", [Columns(charts), notes], "glance", listed=False)
+    yield Section("Each trial", [_table(result)], "trials", MEANING)
+    if result.command:
+        yield Section("How it was made", [Code(result.command)], "how")
+
+
+def _notes(result: TrialsResult) -> Iterator[str]:
+    yield from result.lines[1:]
+    if result.plan:
+        yield f"The plan: {result.plan}."
+    for trial in result.counted:
+        if trial.stopped:
+            yield f"{short_rate(trial.rate)} ended early: {trial.stopped}."
+
+
+# ------------------------------------------------------------------------------------------------- charts
+
+
+def _chart_by_rate(setup: TrialsResult, place: int) -> Chart:
+    """The loss at the end against the rate; ``place`` is that of the setup among all."""
+    trials, usable = setup.counted, _usable_rates(setup)
+    has_entropy = setup.unigram is not None and setup.unigram <= setup.reference
+    reference_words = "unigram entropy" if has_entropy else "loss at the start"
 
     def draw(_: int) -> Drawn:
         import polars as pl
@@ -96,13 +95,13 @@ def _by_rate(trials: Mapping[str, Any], i: int) -> Chart:
         from normlab.report.charts.rates import loss_by_rate
 
         schema = {"rate": pl.Float64, "loss": pl.Float64, "ended": pl.String}
-        points = [(t["rate"], t["loss"], t["stopped"]) for t in tried]
+        points = [(trial.rate, trial.loss, trial.stopped) for trial in trials]
         return loss_by_rate(
             pl.DataFrame(points, schema=schema, orient="row"),
-            today=trials["current_rate"],
-            usable=(min(inside), max(inside)) if inside else None,
-            reference=reference,
-            words=words,
+            today=setup.current_rate,
+            usable=(min(usable), max(usable)) if usable else None,
+            reference=setup.reference,
+            words=reference_words,
         )
 
     marks = (
@@ -110,43 +109,52 @@ def _by_rate(trials: Mapping[str, Any], i: int) -> Chart:
         "Cross: ended early."
     )
     rows = [
-        {"learning rate": short_rate(t["rate"]), "loss": t["loss"], "ended early": t["stopped"]}
-        for t in tried
+        {"learning rate": short_rate(trial.rate), "loss": trial.loss, "ended early": trial.stopped}
+        for trial in trials
     ]
-    if isfinite(reference):
-        rows.append({"learning rate": words, "loss": reference, "ended early": ""})
-    return Chart(f"rates-{i}", _titled("Loss by rate", trials), "", draw, rows, marks)
+    if isfinite(setup.reference):
+        rows.append({"learning rate": reference_words, "loss": setup.reference, "ended early": ""})
+    return Chart(f"rates-{place}", _titled("Loss by rate", setup), "", draw, rows, marks)
 
 
-def _by_step(trials: Mapping[str, Any], i: int, rates: Sequence[str]) -> Chart:
-    tried = _own(trials)
-    curves = [_smooth([float(x) for x in t["losses"]]) for t in tried]
-    entropy = trials["unigram"]
+def _usable_rates(setup: TrialsResult) -> list[float]:
+    """The rates within 5% of the best, without those above a rate that is worse."""
+    if setup.usable is None:
+        return []
+    highest = setup.usable[1]
+    return [trial.rate for trial in setup.counted if trial.usable and trial.rate <= highest]
+
+
+def _chart_by_step(setup: TrialsResult, place: int, names: Sequence[str]) -> Chart:
+    """The losses of each trial, smoothed; ``names`` are those of all rates in the order of their colours."""
+    trials, entropy = setup.counted, setup.unigram
+    curves = [_smooth(trial.losses) for trial in trials]
 
     def draw(points: int) -> Drawn:
         import polars as pl
 
-        from normlab.report.charts.comparison import CurveAxis, curve
+        from normlab.report.charts.curves import CurveAxis, curve
 
-        points_of_curves: list[tuple[Any, ...]] = []
-        for t, losses in zip(tried, curves, strict=True):
-            name, outcome = short_rate(t["rate"]), ENDED_EARLY if t["stopped"] else "trained"
-            points_of_curves += [(name, name, outcome, 0, step, x) for step, x in enumerate(losses, start=1)]
-        words = dict.fromkeys(("recipe", "run", "outcome"), pl.String)
-        schema = {**words, "seed": pl.Int64, "step": pl.Int64, "loss": pl.Float64}
-        table = pl.DataFrame(points_of_curves, schema=schema, orient="row")
+        rows: list[tuple[Any, ...]] = []
+        for trial, losses in zip(trials, curves, strict=True):
+            name = short_rate(trial.rate)
+            outcome = ENDED_EARLY if trial.stopped else "trained"
+            rows += [(name, name, outcome, 0, step, loss) for step, loss in enumerate(losses, start=1)]
+        texts = dict.fromkeys(("recipe", "run", "outcome"), pl.String)
+        schema = {**texts, "seed": pl.Int64, "step": pl.Int64, "loss": pl.Float64}
+        frame = pl.DataFrame(rows, schema=schema, orient="row")
         title = "loss" if entropy is None else "nats a target"
         axis = CurveAxis("loss", title, number=".3f", height=260)
-        return curve(table, rates, axis, entropy_nats=entropy, points=points)
+        return curve(frame, names, axis, entropy_nats=entropy, points=points)
 
     caption = f"Means of {SMOOTH} steps."
     marks = "A cross ends the line of a trial that ended early."
-    names = _distinct([t["rate"] for t in tried])
+    headings = _distinct([trial.rate for trial in trials])
     rows = [
-        {"step": step, **dict(zip(names, losses, strict=True))}
-        for step, losses in enumerate(zip_longest(*curves), start=1)
+        {"step": step, **dict(zip(headings, losses, strict=True))}
+        for step, losses in enumerate(zip_longest(*curves), start=1)  # a trial that ended early has fewer
     ]
-    return Chart(f"steps-{i}", _titled("Loss by step", trials), caption, draw, rows, marks)
+    return Chart(f"steps-{place}", _titled("Loss by step", setup), caption, draw, rows, marks)
 
 
 def _distinct(rates: Sequence[float]) -> list[str]:
@@ -159,30 +167,35 @@ def _smooth(losses: Sequence[float]) -> list[float]:
     return [fmean(losses[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(losses))]
 
 
-def _table(every: Sequence[Mapping[str, Any]]) -> PageTable:
+def _titled(title: str, setup: TrialsResult) -> str:
+    return f"{title}, with {setup.change}" if setup.change else title
+
+
+# -------------------------------------------------------------------------------------------------- table
+
+
+def _table(result: TrialsResult) -> PageTable:
     """A row per rate; for each setup its loss, and how far that is behind the best."""
-    rows = [
-        [
-            Cell(short_rate(value), "today" if value == every[0]["current_rate"] else ""),
-            *(_cell(one, value) for one in every),
-        ]
-        for value in _rates(every)
-    ]
-    header = ["learning rate", *(f"with {one['change']}" if one["change"] else "loss" for one in every)]
+    header = ["learning rate"]
+    header += [f"with {setup.change}" if setup.change else "loss" for setup in result.setups]
+    rows = []
+    for value in result.rates:
+        name = Cell(short_rate(value), "today" if value == result.current_rate else "")
+        rows.append([name, *(_loss_cell(setup, value) for setup in result.setups)])
     return PageTable(header, rows)
 
 
-def _cell(trials: Mapping[str, Any], value: float) -> Cell:
-    found = next((t for t in _own(trials) if t["rate"] == value), None)
-    if found is None:
+def _loss_cell(setup: TrialsResult, value: float) -> Cell:
+    """The cell of a setup's loss at a rate."""
+    trial = setup.at(value)
+    if trial is None:
         return Cell("–", "not tried", tone="faint")
-    if found["stopped"]:
-        return Cell("–", found["stopped"], tone="alarm")
-    best = value == trials["best"]
-    behind = found["loss"] - min(t["loss"] for t in _own(trials) if t["loss"] is not None)
-    small = "best" if best else f"+{behind:.3f}" + ("" if found["usable"] else ", worse than 5%")
-    return Cell(f"{found['loss']:.3f}", small, tone="best" if best else "" if found["usable"] else "faint")
-
-
-def _titled(title: str, trials: Mapping[str, Any]) -> str:
-    return f"{title}, with {trials['change']}" if trials["change"] else title
+    if trial.loss is None:
+        return Cell("–", trial.stopped, tone="alarm")
+    if trial.rate == setup.best:
+        return Cell(f"{trial.loss:.3f}", "best", tone="best")
+    least = min(other.loss for other in setup.counted if other.loss is not None)
+    behind = f"+{trial.loss - least:.3f}"
+    if trial.usable:
+        return Cell(f"{trial.loss:.3f}", behind)
+    return Cell(f"{trial.loss:.3f}", f"{behind}, worse than 5%", tone="faint")

@@ -7,16 +7,16 @@ optional.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from markupsafe import Markup
 
 from normlab.base.files import read_json, write_output
 from normlab.base.io import Count, from_plain
-from normlab.base.rows import read_lines, read_reports, require_probes
+from normlab.base.rows import FlightReport, Replay, read_lines, read_reports, require_probes
 from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.report.page import (
@@ -37,42 +37,58 @@ from normlab.watching import NOTES
 if TYPE_CHECKING:
     from normlab.report.charts.drawing import Drawn
 
-CURVES: Final = {
-    ("after", "rms"): ("Stream", "rms", "After each sublayer."),
-    ("branch", "rms"): ("Branches", "rms", "The output of each branch, before it is added."),
-    ("grad_after", "rms"): ("Gradient in the stream", "rms", "The gradient of the loss after each sublayer."),
-    ("grad", "l2"): ("Gradient norm", "L2 norm", "All parameters of a sublayer."),
-    ("weight", "l2"): ("Weight norm", "L2 norm", "All parameters of a sublayer."),
-    ("update", "ratio"): ("Update", "relative to the weights", "One step of a sublayer's parameters."),
-    ("after", "max_abs"): ("Largest entry of the stream", "absolute value", "After each sublayer."),
-}
-"""Title, axis and caption of a signal and its statistic."""
+
+class SublayerChart(NamedTuple):
+    """A chart of one signal of sublayers."""
+
+    signal: str
+    statistic: str
+    title: str
+    axis: str
+    caption: str
+
+
+_STREAM_GRADIENT: Final = "The gradient of the loss after each sublayer."
+SUBLAYER_CHARTS: Final = (
+    SublayerChart("after", "rms", "Stream", "rms", "After each sublayer."),
+    SublayerChart("branch", "rms", "Branches", "rms", "The output of each branch, before it is added."),
+    SublayerChart("grad_after", "rms", "Gradient in the stream", "rms", _STREAM_GRADIENT),
+    SublayerChart("grad", "l2", "Gradient norm", "L2 norm", "All parameters of a sublayer."),
+    SublayerChart("weight", "l2", "Weight norm", "L2 norm", "All parameters of a sublayer."),
+    SublayerChart(
+        "update", "ratio", "Update", "relative to the weights", "One step of a sublayer's parameters."
+    ),
+    SublayerChart(
+        "after", "max_abs", "Largest entry of the stream", "absolute value", "After each sublayer."
+    ),
+)
+"""What is drawn of sublayers, in this order."""
 
 MODULES: Final = 100
 """A chart of modules outside sublayers shows at most so many of them."""
 
-KEY: Final = ("step", "module", "signal", "statistic", "value")
 
-
-def watched(rows: Sequence[Row]) -> list[Section]:
+def sublayer_sections(rows: Sequence[Row]) -> list[Section]:
     """Draw the probes of sublayers over the steps, one chart per stack; nothing if there are none."""
-    found = [row for row in rows if row.get("stack") and row.get("index") is not None]
-    labels = _labels(str(row["stack"]) for row in found)
+    of_sublayers = [row for row in rows if row.get("stack") and row.get("index") is not None]
+    labels = _labels(str(row["stack"]) for row in of_sublayers)
     points: dict[tuple[str, str, str], list[Row]] = {}
-    for row in found:
+    for row in of_sublayers:
         key = (row["signal"], row["statistic"], labels[row["stack"]])
         points.setdefault(key, []).append(_point(row, row["index"]))
     charts: list[Block] = []
-    for (signal, statistic), (title, axis, caption) in CURVES.items():
+    for drawn in SUBLAYER_CHARTS:
         for label in labels.values():
-            if here := points.get((signal, statistic, label)):
-                chart = _chart(f"{signal}-{statistic}", title, caption, axis, here)
-                charts.append(labelled(chart, label))
+            of_stack = points.get((drawn.signal, drawn.statistic, label))
+            if of_stack:
+                name = f"{drawn.signal}-{drawn.statistic}"
+                charts.append(labelled(_chart(name, drawn.title, drawn.caption, drawn.axis, of_stack), label))
     marks = "A line per sublayer: light is the first, dark the last; point at a line for its name."
     return [Section("Inside the model", [Columns(charts)], "probes", marks=marks)] if charts else []
 
 
 def _point(row: Row, depth: int) -> Row:
+    """A point of a chart: the value of a module in a step; lines are shaded by ``depth``."""
     module = str(row["module"])
     if row.get("role"):
         module += f" ({row['role'].replace('_', '-')} of layer {row.get('layer')})"
@@ -120,10 +136,13 @@ def _by_step(points: Sequence[Row], axis: str) -> list[Row]:
 def _labels(stacks: Iterable[str]) -> dict[str, str]:
     """Name each stack by its container's path, without the last name unless that tells stacks apart."""
     distinct = list(dict.fromkeys(stacks))
-    short = {stack: stack.rpartition(".")[0] for stack in distinct}
-    shared = Counter(short.values())
-    plain = {s for s in distinct if short[s] and shared[short[s]] == 1 and not short[s][-1].isdigit()}
-    return {stack: short[stack] if stack in plain else stack for stack in distinct}
+    containers = {stack: stack.rpartition(".")[0] for stack in distinct}
+    uses = Counter(containers.values())
+    labels = {}
+    for stack, container in containers.items():
+        is_name = bool(container) and not container[-1].isdigit()  # a number alone says little
+        labels[stack] = container if is_name and uses[container] == 1 else stack
+    return labels
 
 
 def write_probes_page(file: Path, page: Path) -> Path:
@@ -133,35 +152,46 @@ def write_probes_page(file: Path, page: Path) -> Path:
     Raises UserError for a file that does not hold such rows, and FileNotFoundError if there is none.
     """
     flight = file.with_suffix(".flight.json")
-    reports = read_reports(flight)
-    beside = from_plain(_Beside, read_json(flight), str(flight), more=True) if flight.exists() else _Beside()
+    reports = _typed(read_reports(flight))
+    watch = from_plain(_Watch, read_json(flight), str(flight), more=True) if flight.exists() else _Watch()
+    # a training that failed at once has reports and no rows
     rows = [row for _, row in read_lines(file)] if file.exists() or not flight.exists() else []
     require_probes(rows, file)
-    notes = [Text(note) for note in beside.notes]
-    sections = [
-        *flown(reports),
-        *([Section("Not watched", [Notes(notes)], "notes")] if notes else []),
-        *watched(rows),
-        *others(rows),
-    ]
+    sections = _flight_sections(reports)
+    if watch.notes:
+        notes = Notes([Text(note) for note in watch.notes])
+        sections.append(Section("Not watched", [notes], "notes"))
+    sections += [*sublayer_sections(rows), *module_sections(rows)]
     if not sections:
         raise UserError(f"{file} holds no rows of probes; a trainer writes them after each measured step")
-    title = f"Training of {file.name}"
-    facts = _facts(rows, beside.steps)
-    write_output(page, Page(title, _what_went_wrong(reports, beside), facts, "", sections).html())
+    headline, facts = _what_went_wrong(reports, watch), _facts(rows, watch.steps)
+    write_output(page, Page(f"Training of {file.name}", headline, facts, "", sections).html())
     return page
 
 
-def _facts(rows: Sequence[Row], seen: int | None) -> list[str]:
-    """What was measured, and in how many of the steps that were ``seen``, if that is known; a training that
-    failed at once has reports and no rows.
-    """
-    every = [] if seen is None else [f"{count(seen, 'step')} watched"]
+@dataclass(frozen=True)
+class _Watch:
+    """What a watch writes beside its reports."""
+
+    notes: tuple[str, ...] = ()
+    """What could not be watched."""
+    steps: Count | None = None
+    """The number of steps, and below of losses, that were watched; None if that is not known."""
+    losses: Count | None = None
+
+
+def _typed(reports: Sequence[Mapping[str, Any]]) -> list[FlightReport]:
+    return [from_plain(FlightReport, report, more=True) for report in reports]
+
+
+def _facts(rows: Sequence[Row], watched_steps: int | None) -> list[str]:
+    """What was measured, and how many steps were watched, if that is known."""
+    facts = [] if watched_steps is None else [f"{count(watched_steps, 'step')} watched"]
     steps = sorted({int(row["step"]) for row in rows})
     if not steps:
-        return every
+        return facts
     return [
-        *every,
+        *facts,
         f"steps {steps[0]:,} to {steps[-1]:,}",
         count(len(steps), "measured step"),
         count(len({row["module"] for row in rows}), "module"),
@@ -169,66 +199,70 @@ def _facts(rows: Sequence[Row], seen: int | None) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class _Beside:
-    """What a watch writes beside its reports."""
-
-    notes: tuple[str, ...] = ()
-    steps: Count | None = None
-    losses: Count | None = None
-
-
-def _what_went_wrong(reports: Sequence[Mapping[str, Any]], beside: _Beside) -> Markup:
+def _what_went_wrong(reports: Sequence[FlightReport], watch: _Watch) -> Markup:
     """State what went wrong first, else the first thing to note, else that nothing went wrong."""
-    triggers = [report["trigger"] for report in reports]
-    ended = [trigger for trigger in triggers if trigger.get("kind") not in NOTES]
-    if not triggers and beside.losses == 0:
+    triggers = [report.trigger for report in reports]
+    if not triggers and watch.losses == 0:
         return Markup("No loss was recorded; no gradient or update went wrong in the steps watched")
     if not triggers:
         return Markup("Nothing went wrong in the steps watched")
-    words = str((ended or triggers)[0].get("words", "")) or "the training went wrong"
-    return Markup.escape(capital(words))
+    wrong = [trigger for trigger in triggers if trigger.kind not in NOTES]
+    first = wrong[0] if wrong else triggers[0]
+    return Markup.escape(capital(first.words or "the training went wrong"))
 
 
-def others(rows: Sequence[Row]) -> list[Section]:
+def module_sections(rows: Sequence[Row]) -> list[Section]:
     """Draw the probes of modules outside sublayers, one chart per signal and statistic."""
-    found = [row for row in rows if row.get("index") is None]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.get("index") is None:
+            groups.setdefault((str(row["signal"]), str(row["statistic"])), []).append(row)
     charts: list[Block] = []
-    for signal, statistic in Counter((str(row["signal"]), str(row["statistic"])) for row in found):
-        here = [r for r in found if (r["signal"], r["statistic"]) == (signal, statistic)]
-        order = {module: i for i, module in enumerate(dict.fromkeys(str(r["module"]) for r in here))}
-        if len(order) > MODULES:
+    for (signal, statistic), group in groups.items():
+        modules = list(dict.fromkeys(str(row["module"]) for row in group))
+        if len(modules) > MODULES:
             continue
-        points = [_point(r, order[str(r["module"])]) for r in here]
-        loss = signal == "loss"
-        title, axis = ("loss", "loss") if loss else (f"{signal}, {statistic}".replace("_", " "), statistic)
+        place = {module: i for i, module in enumerate(modules)}
+        points = [_point(row, place[str(row["module"])]) for row in group]
         name = f"modules-{anchor(signal)}-{statistic}"
-        charts.append(_chart(name, capital(title), "", axis, points, log=not loss))
+        if signal == "loss":
+            charts.append(_chart(name, "Loss", "", "loss", points, log=False))
+        else:
+            title = capital(f"{signal}, {statistic}".replace("_", " "))
+            charts.append(_chart(name, title, "", statistic, points))
     marks = "A line per module, from light to dark in the order of measurement."
     return [Section("Modules", [Columns(charts)], "modules", marks=marks)] if charts else []
 
 
-def flown(reports: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """The reports of the recorder: each verdict with its evidence."""
-    blocks = [block for report in reports for block in _report(report)]
-    how = (
-        "by repeating the steps with every module watched"
-        if any(r.get("replay") for r in reports)
-        else "in the loop, and in the norms of every parameter's gradient and update over the last steps"
-    )
-    intro = f"What went wrong first, found {how}."
-    return [Section("Flight recorder", blocks, "flight", intro)] if blocks else []
+def flight_sections(reports: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """The reports of the recorder, as its file holds them: each verdict with its evidence."""
+    return _flight_sections(_typed(reports))
 
 
-def _report(report: Mapping[str, Any]) -> list[Block]:
-    trigger, verdict, replay = (dict(report.get(key) or {}) for key in ("trigger", "verdict", "replay"))
-    begun = f"the checkpoint of step {replay.get('from_step')}" if replay.get("checkpoint") else "the start"
-    words = {True: ", every known loss as before", False: ", not as before", None: ""}
-    why = f"written in step {report.get('step')}: {trigger.get('words', '')}"
-    repeated = [f"repeated from {begun}{words[replay.get('agrees')]}"] if replay else []
-    evidence = [why, *verdict.get("evidence", ()), *repeated]
-    said = str(verdict.get("sentence", "no verdict"))
-    return [
-        Text(f"{capital(said)}.", "alarm" if verdict.get("module") else ""),
-        Notes([Text(str(line)) for line in evidence]),
-    ]
+def _flight_sections(reports: Sequence[FlightReport]) -> list[Section]:
+    if not reports:
+        return []
+    blocks: list[Block] = []
+    for report in reports:
+        verdict = report.verdict
+        blocks.append(Text(f"{capital(verdict.sentence)}.", "alarm" if verdict.module else ""))
+        blocks.append(Notes([Text(line) for line in _evidence(report)]))
+    how = "in the loop, and in the norms of every parameter's gradient and update over the last steps"
+    if any(report.replay for report in reports):
+        how = "by repeating the steps with every module watched"
+    return [Section("Flight recorder", blocks, "flight", f"What went wrong first, found {how}.")]
+
+
+def _evidence(report: FlightReport) -> Iterator[str]:
+    """Yield why a report was written, what was seen, and whether the steps were repeated alike."""
+    yield f"written in step {report.step}: {report.trigger.words}"
+    yield from report.verdict.evidence
+    if report.replay is not None:
+        yield _repetition(report.replay)
+
+
+def _repetition(replay: Replay) -> str:
+    begin = f"the checkpoint of step {replay.from_step}" if replay.checkpoint else "the start"
+    if replay.agrees is None:
+        return f"repeated from {begin}"
+    return f"repeated from {begin}, {'every known loss' if replay.agrees else 'not'} as before"

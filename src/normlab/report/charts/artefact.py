@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import altair as alt
@@ -52,52 +51,78 @@ def panels(drawing: Drawing, frame: pl.DataFrame, legend: Sequence[str]) -> dict
 
     Raises UserError naming a column that the table lacks.
     """
-    wanted = (drawing.x, drawing.y, drawing.colour, drawing.panel, drawing.shade, drawing.theory)
-    missing = [name for name in wanted if name and name not in frame.columns]
+    _require_columns(drawing, frame)
+    tidy = _tidy(drawing, frame)
+    if tidy.is_empty():
+        return {"": finish([], HEIGHT)}
+    draw = DRAW[drawing.kind]
+    ends = _ends_of_values(drawing, tidy)
+    return {
+        name: draw(drawing, tidy.filter(pl.col("panel") == name), ends, legend)
+        for name in dict.fromkeys(tidy["panel"])
+    }
+
+
+def _require_columns(drawing: Drawing, frame: pl.DataFrame) -> None:
+    """Raise UserError naming a column that the table lacks."""
+    needed = (drawing.x, drawing.y, drawing.colour, drawing.panel, drawing.shade, drawing.theory)
+    missing = [name for name in needed if name and name not in frame.columns]
     if missing:
         raise UserError(
             f"the drawing {drawing.title!r} needs {', '.join(missing)} of the table {drawing.table!r}, which "
             f"has {', '.join(frame.columns)}; name one of these"
         )
-    tidy = _tidy(drawing, frame)
-    if tidy.is_empty():
-        return {"": finish([], HEIGHT)}
-    draw = {"line": _lines, "bar": _bars, "cells": _cells}[drawing.kind]
-    values = _values(drawing, tidy)
-    return {
-        name: draw(drawing, tidy.filter(pl.col("panel") == name), values, legend)
-        for name in dict.fromkeys(tidy["panel"])
-    }
 
 
 def _tidy(drawing: Drawing, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the drawn columns, each named after its channel, with ``lower`` and ``upper`` of intervals."""
-    wanted = {"x": drawing.x, "y": drawing.y, "shade": drawing.shade, "theory": drawing.theory}
-    told = {"recipe": drawing.colour, "panel": drawing.panel}
-    shown = frame.select(
-        *(pl.col(column).alias(place) for place, column in wanted.items() if column),
-        *((_named(frame, c) if c else pl.lit("")).alias(place) for place, c in told.items()),
-        *(pl.col(c).alias(n) for c, n in ((LOW, "lower"), (HIGH, "upper")) if c in frame.columns),
-    )
+    """Return the drawn rows and columns, each named after its channel, with ``lower`` and ``upper`` of
+    intervals.
+    """
+    tidy = _channels(drawing, frame)
     if drawing.kind == "cells":
-        return shown.filter(pl.col("shade").is_finite())
-    shown = shown.filter(has_place("y", log=drawing.log_y))
-    if drawing.kind == "line" and shown["x"].dtype.is_numeric():
-        shown = shown.filter(has_place("x", log=drawing.log_x))
-    if not {"lower", "upper"} <= set(shown.columns):
-        return shown
-    enclosed = shown.select((pl.col("lower") <= pl.col("y")) & (pl.col("y") <= pl.col("upper"))).to_series()
-    positive = not drawing.log_y or bool((shown["lower"] > 0).all())
-    return shown if enclosed.all() and positive else shown.drop("lower", "upper")
+        return tidy.filter(pl.col("shade").is_finite())
+    tidy = tidy.filter(has_place("y", log=drawing.log_y))
+    if drawing.kind == "line" and tidy["x"].dtype.is_numeric():
+        tidy = tidy.filter(has_place("x", log=drawing.log_x))
+    if "lower" in tidy.columns and "upper" in tidy.columns and not _encloses(drawing, tidy):
+        return tidy.drop("lower", "upper")
+    return tidy
 
 
-def _values(drawing: Drawing, tidy: pl.DataFrame) -> tuple[float, float]:
+def _channels(drawing: Drawing, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns that are drawn, under the names of their channels; the table may have intervals."""
+    columns = []
+    values = {"x": drawing.x, "y": drawing.y, "shade": drawing.shade, "theory": drawing.theory}
+    for channel, column in values.items():
+        if column:
+            columns.append(pl.col(column).alias(channel))
+    for channel, column in {"recipe": drawing.colour, "panel": drawing.panel}.items():
+        words = _named(frame, column) if column else pl.lit("")
+        columns.append(words.alias(channel))
+    for channel, column in {"lower": LOW, "upper": HIGH}.items():
+        if column in frame.columns:
+            columns.append(pl.col(column).alias(channel))
+    return frame.select(columns)
+
+
+def _encloses(drawing: Drawing, tidy: pl.DataFrame) -> bool:
+    """Whether the intervals can be drawn, and enclose the value in every row: else they are of something
+    else.
+    """
+    y, lower, upper = tidy["y"], tidy["lower"], tidy["upper"]
+    has_place_for_all = not drawing.log_y or bool((lower > 0).all())
+    return has_place_for_all and bool(((lower <= y) & (y <= upper)).all())
+
+
+def _ends_of_values(drawing: Drawing, tidy: pl.DataFrame) -> tuple[float, float]:
     """Return the range of the value axis that all panels share; for cells, that of the shades."""
     if drawing.kind == "cells":
         return _ends(tidy["shade"])
-    columns = [c for c in ("y", "theory", "lower", "upper") if c in tidy.columns]
-    drawn = pl.concat([tidy.filter(has_place(c, log=drawing.log_y))[c].cast(pl.Float64) for c in columns])
-    low, high = _ends(drawn)
+    drawn = []
+    for name in ("y", "theory", "lower", "upper"):
+        if name in tidy.columns:
+            drawn.append(tidy.filter(has_place(name, log=drawing.log_y))[name].cast(pl.Float64))
+    low, high = _ends(pl.concat(drawn))
     if drawing.log_y:
         return low / 1.3, high * 1.3
     pad = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
@@ -112,20 +137,28 @@ def _ends(column: pl.Series) -> tuple[float, float]:
 
 
 def _lines(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: Sequence[str]) -> Drawn:
-    drawn = _means(part)
+    """Return a line for each colour, with a band or, if points are few, a rule over what is averaged."""
+    points = _means(part)
     scale, axis = log_or_linear(ends, log=drawing.log_y, fixed=True)
     x = _across(drawing, part)
-    own, few = partial(layer, drawn, x=x, color=recipe_colour(legend or [""])), len(drawn) <= DOTTED
-    y = partial(alt.Y, type="quantitative", title=drawing.y_title, scale=scale, axis=axis)
+
+    def y(column: str) -> alt.Y:
+        return alt.Y(column, type="quantitative", title=drawing.y_title, scale=scale, axis=axis)
+
+    shared: dict[str, Any] = {"x": x, "color": recipe_colour(legend or [""])}
     layers: list[Any] = []
-    if bool((drawn["low"] < drawn["high"]).any()):
+    if bool((points["low"] < points["high"]).any()):
+        few = len(points) <= DOTTED
         mark, style = ("rule", {"strokeWidth": 1.5}) if few else ("area", {"strokeWidth": 0})
-        layers += own(mark, style, y=y("low"), y2="high:Q", opacity=_opacity(drawing, 0.5 if few else 0.2))
-    strong = {"y": y("mean"), "opacity": _opacity(drawing, 0.95)}
-    dashes = drawing.colour and not drawing.theory  # a dashed line would be taken for the theory's
-    layers += own("line", {"clip": True}, **strong, **({"strokeDash": recipe_dash(legend)} if dashes else {}))
-    if len(drawn) <= DOTTED * max(1, drawn["recipe"].n_unique()):
-        layers += own("circle", {"size": 34, "clip": True}, **strong, tooltip=_told(drawing))
+        opacity = _opacity(drawing, 0.5 if few else 0.2)
+        layers += layer(points, mark, style, **shared, y=y("low"), y2="high:Q", opacity=opacity)
+    shared |= {"y": y("mean"), "opacity": _opacity(drawing, 0.95)}
+    has_dashes = drawing.colour and not drawing.theory  # a dashed line would be taken for the theory's
+    dash = {"strokeDash": recipe_dash(legend)} if has_dashes else {}
+    layers += layer(points, "line", {"clip": True}, **shared, **dash)
+    if len(points) <= DOTTED * max(1, points["recipe"].n_unique()):
+        dot = {"size": 34, "clip": True}
+        layers += layer(points, "circle", dot, **shared, tooltip=_tooltip(drawing))
     if drawing.theory:
         layers += _theory(drawing, part, x, y("mean"))
     return finish(layers, HEIGHT)
@@ -133,29 +166,31 @@ def _lines(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: 
 
 def _theory(drawing: Drawing, part: pl.DataFrame, x: alt.X, y: alt.Y) -> list[Any]:
     """Return a thin dashed line for each colour, or a single one if all are the same."""
-    given = _means(part.filter(has_place("theory", log=drawing.log_y)), y="theory")
-    one = given.group_by("x").agg(pl.col("mean").n_unique() == 1)["mean"].all()
+    points = _means(part.filter(has_place("theory", log=drawing.log_y)), y="theory")
+    is_common = points.group_by("x").agg(pl.col("mean").n_unique() == 1)["mean"].all()
     dashed = {"strokeDash": [3, 3], "strokeWidth": 1.3, "style": "ink", "clip": True}
-    told = [alt.Tooltip("mean:Q", title="theory", format=".4g")]
-    return layer(given, "line", dashed, x=x, y=y, tooltip=told, **({} if one else {"detail": "recipe:N"}))
+    tooltip = [alt.Tooltip("mean:Q", title="theory", format=".4g")]
+    by_colour = {} if is_common else {"detail": "recipe:N"}
+    return layer(points, "line", dashed, x=x, y=y, tooltip=tooltip, **by_colour)
 
 
 def _means(part: pl.DataFrame, y: str = "y") -> pl.DataFrame:
     """Return columns x, recipe, mean, low and high: at most 400 points per line, intervals as given."""
     interval = ("lower", "upper") if "lower" in part.columns and y == "y" else ()
     if part["x"].dtype.is_numeric():
-        found = downsample(part, "x", y, ["recipe"], keep=interval)
+        means = downsample(part, "x", y, ["recipe"], keep=interval)
     else:
         value = pl.col(y)
-        found = part.group_by("x", "recipe", maintain_order=True).agg(
+        means = part.group_by("x", "recipe", maintain_order=True).agg(
             *[pl.col(name).last() for name in interval], mean=value.mean(), low=value.min(), high=value.max()
         )
     if interval:
-        found = found.with_columns(low=pl.col("lower"), high=pl.col("upper"))
-    return found.select("x", "recipe", "mean", "low", "high")
+        means = means.with_columns(low=pl.col("lower"), high=pl.col("upper"))
+    return means.select("x", "recipe", "mean", "low", "high")
 
 
 def _across(drawing: Drawing, part: pl.DataFrame) -> alt.X:
+    """Return the horizontal axis: words in the table's order, or numbers."""
     if not part["x"].dtype.is_numeric():
         order = list(dict.fromkeys(part["x"]))
         return alt.X("x:N", title=drawing.x_title, sort=order, axis=alt.Axis(grid=False, labelAngle=-30))
@@ -163,35 +198,56 @@ def _across(drawing: Drawing, part: pl.DataFrame) -> alt.X:
     if drawing.log_x:
         scale, axis = log_or_linear((low / 1.05, high * 1.05), log=True, fixed=True)
         return alt.X("x:Q", title=drawing.x_title, scale=scale, axis=axis)
-    axis = alt.Axis(grid=False, tickCount=6, tickMinStep=1 if part["x"].dtype.is_integer() else alt.Undefined)
+    least_step = 1 if part["x"].dtype.is_integer() else alt.Undefined
+    axis = alt.Axis(grid=False, tickCount=6, tickMinStep=least_step)
     scale = alt.Scale(nice=False, zero=False, padding=8)
     return alt.X("x:Q", title=drawing.x_title, scale=scale, axis=axis)
 
 
 def _bars(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: Sequence[str]) -> Drawn:
     """Return horizontal bars, so that their names can be read."""
+    bars = _means(part.with_columns(pl.col("x").cast(pl.String)))
+    bars = bars.with_columns(foot=pl.lit(ends[0] if drawing.log_y else 0.0))
     scale, axis = log_or_linear(ends, log=drawing.log_y, fixed=True)
-    drawn = _means(part.with_columns(pl.col("x").cast(pl.String)))
-    order = list(dict.fromkeys(drawn["x"]))
-    colours = [name for name in legend if name in set(drawn["recipe"])]
-    y = alt.Y("x:N", sort=order, title=drawing.x_title, axis=alt.Axis(ticks=False, grid=False))
-    several = len(drawn) > len(order)
-    apart = {"yOffset": alt.YOffset("recipe:N", sort=colours)} if several else {}
-    foot = drawn.with_columns(foot=pl.lit(ends[0] if drawing.log_y else 0.0))
-    own = partial(layer, foot, y=y, **apart)
-    x = partial(alt.X, type="quantitative", title=drawing.y_title, scale=scale, axis=axis)
-    shown = {"color": recipe_colour(legend or [""]), "opacity": _opacity(drawing, 0.8)}
-    layers = own("bar", {"clip": True}, x=x("mean"), x2="foot:Q", tooltip=_told(drawing), **shown)
-    if bool((drawn["low"] < drawn["high"]).any()):
-        layers += own("rule", {"style": "ink", "strokeWidth": 1.3}, x=x("low"), x2="high:Q")
-    return finish(layers, 40 + len(order) * (12 + 14 * (len(colours) if several else 1)))
+
+    def x(column: str) -> alt.X:
+        return alt.X(column, type="quantitative", title=drawing.y_title, scale=scale, axis=axis)
+
+    names = list(dict.fromkeys(bars["x"]))
+    y = alt.Y("x:N", sort=names, title=drawing.x_title, axis=alt.Axis(ticks=False, grid=False))
+    shared: dict[str, Any] = {"y": y}
+    bars_a_name = 1
+    if len(bars) > len(names):
+        colours_here = [name for name in legend if name in set(bars["recipe"])]
+        shared["yOffset"] = alt.YOffset("recipe:N", sort=colours_here)
+        bars_a_name = len(colours_here)
+    colour, opacity = recipe_colour(legend or [""]), _opacity(drawing, 0.8)
+    layers = layer(
+        bars,
+        "bar",
+        {"clip": True},
+        **shared,
+        x=x("mean"),
+        x2="foot:Q",
+        tooltip=_tooltip(drawing),
+        color=colour,
+        opacity=opacity,
+    )
+    if bool((bars["low"] < bars["high"]).any()):
+        layers += layer(bars, "rule", {"style": "ink", "strokeWidth": 1.3}, **shared, x=x("low"), x2="high:Q")
+    return finish(layers, 40 + len(names) * (12 + 14 * bars_a_name))
 
 
 def _cells(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: Sequence[str]) -> Drawn:
+    """Return a heat map, which has a legend of its own."""
     scale = alt.Scale(range="heatmap", domain=list(ends))
     bar = alt.Legend(orient="top", gradientLength=160, gradientThickness=8)
     axis = alt.Axis(grid=False, ticks=False, labelAngle=0, labelOverlap=True)
-    told = [alt.Tooltip("x:N", title=drawing.x_title), alt.Tooltip("y:N", title=drawing.y_title)]
+    tooltip = [
+        alt.Tooltip("x:N", title=drawing.x_title),
+        alt.Tooltip("y:N", title=drawing.y_title),
+        alt.Tooltip("shade:Q", title=drawing.shade, format=".3g"),
+    ]
     cells = layer(
         part.select("x", "y", "shade"),
         "rect",
@@ -199,9 +255,17 @@ def _cells(drawing: Drawing, part: pl.DataFrame, ends: Sequence[float], legend: 
         x=alt.X("x:O", title=drawing.x_title, axis=axis, sort=_order(part["x"])),
         y=alt.Y("y:O", title=drawing.y_title, axis=axis, sort=_order(part["y"])),
         color=alt.Color("shade:Q", scale=scale, title=None, legend=bar),
-        tooltip=[*told, alt.Tooltip("shade:Q", title=drawing.shade, format=".3g")],
+        tooltip=tooltip,
     )
     return finish(cells, 320)
+
+
+DRAW: Final[Mapping[str, Callable[[Drawing, pl.DataFrame, Sequence[float], Sequence[str]], Drawn]]] = {
+    "line": _lines,
+    "bar": _bars,
+    "cells": _cells,
+}
+"""What draws each kind of drawing: from its rows of one panel, the ends of the value axis and the legend."""
 
 
 def _order(column: pl.Series) -> list[Any] | str:
@@ -212,7 +276,8 @@ def _opacity(drawing: Drawing, full: float) -> Any:
     return focused(full) if drawing.colour else alt.value(full)
 
 
-def _told(drawing: Drawing) -> list[alt.Tooltip]:
-    told = [alt.Tooltip("recipe:N", title=drawing.colour)] if drawing.colour else []
-    value = alt.Tooltip("mean:Q", title=drawing.y_title, format=".4g")
-    return [*told, alt.Tooltip("x:N", title=drawing.x_title), value]
+def _tooltip(drawing: Drawing) -> list[alt.Tooltip]:
+    tooltip = [alt.Tooltip("recipe:N", title=drawing.colour)] if drawing.colour else []
+    tooltip.append(alt.Tooltip("x:N", title=drawing.x_title))
+    tooltip.append(alt.Tooltip("mean:Q", title=drawing.y_title, format=".4g"))
+    return tooltip

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import altair as alt
@@ -16,7 +15,7 @@ import polars as pl
 import polars.selectors as cs
 
 from normlab.base.io import NOT_FINITE
-from normlab.report.charts.theme import POINTS, dash
+from normlab.report.charts.theme import OUTCOMES, POINTS, dash
 
 Drawn = alt.LayerChart | alt.FacetChart
 """What a figure returns; ``.save("x.svg")``, ``.png`` or ``.pdf`` needs no browser."""
@@ -29,11 +28,15 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 
 def _numbers(values: list[Any]) -> pl.Series:
-    words = [v for v in values if isinstance(v, str)]
-    if all(v in NOT_FINITE for v in words) and not all(v is None for v in values):
-        whole = all(v is None or isinstance(v, int) for v in values)
-        return pl.Series([None if v is None else (v if whole else float(v)) for v in values], strict=False)
-    return pl.Series(values, dtype=pl.Float64 if not words else pl.String, strict=False)
+    known = [value for value in values if value is not None]
+    words = [value for value in known if isinstance(value, str)]
+    if not known:
+        return pl.Series(values, dtype=pl.Float64, strict=False)
+    if not all(word in NOT_FINITE for word in words):
+        return pl.Series(values, dtype=pl.String, strict=False)
+    if all(isinstance(value, int) for value in known):
+        return pl.Series(values, strict=False)
+    return pl.Series([None if value is None else float(value) for value in values], strict=False)
 
 
 def recipe_name() -> alt.Tooltip:
@@ -53,6 +56,12 @@ def recipe_dash(recipes: Sequence[str]) -> alt.StrokeDash:
     return alt.StrokeDash(field="recipe", type="nominal", scale=scale, title=None)
 
 
+def outcome_shape() -> alt.Shape:
+    """Return the marker of each outcome."""
+    scale = alt.Scale(domain=list(OUTCOMES), range=list(OUTCOMES.values()))
+    return alt.Shape(field="outcome", type="nominal", legend=None, scale=scale)
+
+
 def layer(
     table: pl.DataFrame | Mapping[str, Any], mark: str, style: Mapping[str, Any], **channels: Any
 ) -> list[Any]:
@@ -60,20 +69,21 @@ def layer(
     if isinstance(table, pl.DataFrame) and table.is_empty():
         return []
     data = rows(table) if isinstance(table, pl.DataFrame) else alt.InlineData(values=[dict(table)])
-    drawn = getattr(alt.Chart(data), f"mark_{mark}")(**style)
-    return [drawn.encode(**channels) if channels else drawn]
+    marked = getattr(alt.Chart(data), f"mark_{mark}")(**style)
+    return [marked.encode(**channels) if channels else marked]
 
 
 def level(value: float, words: str, y: Any, *, below: bool = False) -> list[Any]:
     """Return a dotted line at a value, which ``y`` reads from the field ``level``, and a label that stays
     legible over curves.
     """
+    row = {"level": value}
+    rule = layer(row, "rule", {"strokeDash": [2, 3], "style": "faint", "clip": True}, y=y)
     side = {"baseline": "top", "dy": 4} if below else {"baseline": "bottom", "dy": -3}
-    named = {"text": words, "align": "right", "dx": -4, **side}
-    drawn = partial(layer, {"level": value}, y=y)
-    text = partial(drawn, "text", x=alt.value("width"))
-    rule = drawn("rule", {"strokeDash": [2, 3], "style": "faint", "clip": True})
-    return rule + text({**named, "style": "halo"}) + text({**named, "style": "faint"})
+    label = {"text": words, "align": "right", "dx": -4, **side}
+    right = alt.value("width")
+    halo = layer(row, "text", {**label, "style": "halo"}, y=y, x=right)
+    return rule + halo + layer(row, "text", {**label, "style": "faint"}, y=y, x=right)
 
 
 def finish(layers: Sequence[Any], height: int) -> Drawn:
@@ -83,11 +93,12 @@ def finish(layers: Sequence[Any], height: int) -> Drawn:
     Its signal ``focus`` holds the name of the recipe to highlight, or "" for none.
     """
     focus = alt.VariableParameter(name="focus", value="")
-    drawn = layers or layer({}, "text", {"text": "no finite value", "style": "faint"})
-    for one in drawn[1:]:
-        if one.data == drawn[0].data:
-            one.data = drawn[0].data  # altair writes what all layers share only once
-    return alt.LayerChart(layer=drawn, params=[focus], width="container", height=height)
+    layers = layers or layer({}, "text", {"text": "no finite value", "style": "faint"})
+    first, *others = layers
+    for other in others:
+        if other.data == first.data:
+            other.data = first.data  # altair writes what all layers share only once
+    return alt.LayerChart(layer=layers, params=[focus], width="container", height=height)
 
 
 def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) -> Any:
@@ -102,11 +113,15 @@ def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) ->
 def rows(frame: pl.DataFrame) -> alt.InlineData:
     """Return a table as inline data: CSV text with floats of five digits, small and cheap to copy."""
     short = frame.with_columns(cs.float().round_sig_figs(5))
-    kinds = {
-        name: "number" if dtype.is_numeric() else "boolean" if dtype == pl.Boolean else "string"
-        for name, dtype in frame.schema.items()
-    }
+    kinds = {name: _kind(dtype) for name, dtype in frame.schema.items()}
     return alt.InlineData(values=short.write_csv(), format=alt.CsvDataFormat(type="csv", parse=kinds))
+
+
+def _kind(dtype: pl.DataType) -> str:
+    """What Vega calls the type of a column."""
+    if dtype.is_numeric():
+        return "number"
+    return "boolean" if dtype == pl.Boolean else "string"
 
 
 def has_place(column: str, *, log: bool) -> pl.Expr:
@@ -118,17 +133,27 @@ def log_or_linear(values: Sequence[float], *, log: bool, fixed: bool = False) ->
     """Return a scale that covers the values, with round ticks."""
     low, high = min(values, default=1.0), max(values, default=1.0)
     if not log:
-        free = alt.Scale(zero=low >= 0)
-        return alt.Scale(domain=[low, high], nice=False) if fixed else free, alt.Axis(tickCount=5)
-    low, high = (low, high) if fixed else (low / 1.3, high * 1.3)
+        scale = alt.Scale(domain=[low, high], nice=False) if fixed else alt.Scale(zero=low >= 0)
+        return scale, alt.Axis(tickCount=5)
+    if not fixed:
+        low, high = low / 1.3, high * 1.3
+    return alt.Scale(type="log", domain=[low, high], nice=False), _log_axis(low, high)
+
+
+def _log_axis(low: float, high: float) -> alt.Axis:
+    """Return an axis with round ticks: the wider it is, the fewer in each decade, and at last not in each."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(decades) <= 3 or high <= 30 * low else (1,)
-    steps = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high < 4 * low else steps
+    steps: tuple[float, ...] = (1,)
+    if high < 4 * low:
+        steps = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    elif len(decades) <= 3 or high <= 30 * low:
+        steps = (1, 2, 5)
     every = max(1, len(decades) // 6)
-    ticks = [m * float(f"1e{e}") for e in decades if e % every == 0 for m in steps]
-    scale = alt.Scale(type="log", domain=[low, high], nice=False)
-    format_ = "~e" if len(decades) > 5 or low < 1e-3 else "~g"
-    return scale, alt.Axis(values=[t for t in ticks if low <= t <= high], format=format_)
+    # 10.0**e is not the float nearest to a power of ten, and its text would be long
+    powers = [float(f"1e{exponent}") for exponent in decades if exponent % every == 0]
+    ticks = [step * power for power in powers for step in steps]
+    number = "~e" if len(decades) > 5 or low < 1e-3 else "~g"
+    return alt.Axis(values=[tick for tick in ticks if low <= tick <= high], format=number)
 
 
 def downsample(
@@ -175,10 +200,10 @@ def spread(
     bin means, or with ``extremes``, for curves whose spikes matter, of their single values. Columns
     ``recipe``, ``x``, ``mean``, ``low``, ``high``, ``runs`` (how many runs reached this far).
     """
-    one = downsample(frame, x, y, ["recipe", "run"], points)
+    by_run = downsample(frame, x, y, ["recipe", "run"], points)
     low, high = ("low", "high") if extremes else ("mean", "mean")
     return (
-        one.group_by("recipe", x)
+        by_run.group_by("recipe", x)
         .agg(mean=pl.col("mean").mean(), low=pl.col(low).min(), high=pl.col(high).max(), runs=pl.len())
         .sort("recipe", x)
     )

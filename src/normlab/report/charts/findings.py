@@ -46,7 +46,7 @@ def forest(rows: Sequence[Mapping[str, Any]], title: str, equal: float, *, ratio
     x = alt.X(field="value", type="quantitative", title=title, scale=scale, axis=axis)
     colour = recipe_colour(READINGS)
     none = layer({"value": equal}, "rule", {"style": "faint", "strokeDash": [2, 3]}, x=x)
-    interval = {"y": y, "x": alt.X(field="low", type="quantitative", title=title), "x2": "high"}
-    spans = layer(table, "rule", {"strokeWidth": 2}, **interval, color=colour)
+    low = alt.X(field="low", type="quantitative", title=title)
+    intervals = layer(table, "rule", {"strokeWidth": 2}, y=y, x=low, x2="high", color=colour)
     dots = layer(table, "circle", {"size": 55, "opacity": 1}, y=y, x=x, color=colour)
-    return finish([*none, *spans, *dots], ROW * len(order))
+    return finish([*none, *intervals, *dots], ROW * len(order))

@@ -23,27 +23,26 @@ def scores_by_change(rows: Sequence[Mapping[str, Any]], changes: Sequence[str], 
     ``rows`` have ``change``, ``seed`` and a column called ``metric``. Names may be long, as those of
     commands are: beside rows there is room for them, and below columns there is none.
     """
-    named = dict(zip(changes, labels(changes), strict=True))
+    label_of = dict(zip(changes, labels(changes), strict=True))
     points = frame(
         [
             {
-                "change": r["change"],
-                "label": named[r["change"]],
-                "place": changes.index(r["change"]),
-                "seed": r["seed"],
-                "score": r[metric],
+                "change": row["change"],
+                "label": label_of[row["change"]],
+                "place": changes.index(row["change"]),
+                "seed": row["seed"],
+                "score": row[metric],
             }
-            for r in rows
+            for row in rows
         ]
     )
-    y = alt.Y(
-        "label:N", sort=list(named.values()), title=None, axis=alt.Axis(labelLimit=LABEL_WIDTH, grid=False)
-    )
+    axis = alt.Axis(labelLimit=LABEL_WIDTH, grid=False)
+    y = alt.Y("label:N", sort=list(label_of.values()), title=None, axis=axis)
     x = alt.X("score:Q", title=metric, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
-    tips = ["change:N", "seed:N", alt.Tooltip("score:Q", format=".6~g")]
+    tooltip = ["change:N", "seed:N", alt.Tooltip("score:Q", format=".6~g")]
     thin = {"style": "faint", "strokeWidth": 1, "opacity": 0.5}
     lines = layer(points, "line", thin, x=x, y=y, detail="seed:N", order="place:Q")
-    dots = layer(points, "point", {"filled": True, "size": 50, "style": "ink"}, x=x, y=y, tooltip=tips)
+    dots = layer(points, "point", {"filled": True, "size": 50, "style": "ink"}, x=x, y=y, tooltip=tooltip)
     return finish([*lines, *dots], 60 + HEIGHT_OF_CHANGE * len(changes))
 
 
@@ -55,7 +54,9 @@ def labels(changes: Sequence[str]) -> list[str]:
     """
     names = [change.split(" ") for change in changes]
     shared = 0
-    while len({tuple(words[: shared + 1]) for words in names}) == 1 and shared < min(map(len, names)):
+    for words in zip(*names, strict=False):
+        if len(set(words)) > 1:
+            break
         shared += 1
     if shared < 2 or len(names) < 2:
         return list(changes)
@@ -64,11 +65,13 @@ def labels(changes: Sequence[str]) -> list[str]:
 
 def gains_by_seed(rows: Sequence[Mapping[str, Any]]) -> Drawn:
     """Draw the ``gain`` of each ``seed``, and the ``mean so far`` as a line."""
-    points = frame([{"seed": str(r["seed"]), "gain": r["gain"], "mean": r["mean so far"]} for r in rows])
+    points = frame(
+        [{"seed": str(row["seed"]), "gain": row["gain"], "mean": row["mean so far"]} for row in rows]
+    )
     x = alt.X("seed:N", sort=None, title="seed", axis=alt.Axis(labelAngle=0, grid=False))
     y = alt.Y("gain:Q", title="gain", axis=alt.Axis(tickCount=5))
-    tips = ["seed:N", *(alt.Tooltip(f"{name}:Q", format="+.4~g") for name in ("gain", "mean"))]
+    tooltip = ["seed:N", *(alt.Tooltip(f"{name}:Q", format="+.4~g") for name in ("gain", "mean"))]
     zero = level(0.0, "no gain", alt.Y("level:Q"))
     line = layer(points, "line", {"style": "faint"}, x=x, y=alt.Y("mean:Q", title="gain"))
-    dots = layer(points, "point", {"filled": True, "size": 60, "style": "ink"}, x=x, y=y, tooltip=tips)
+    dots = layer(points, "point", {"filled": True, "size": 60, "style": "ink"}, x=x, y=y, tooltip=tooltip)
     return finish([*zero, *line, *dots] if rows else [], HEIGHT)

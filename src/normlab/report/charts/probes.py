@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 import altair as alt
@@ -22,18 +21,20 @@ def curves_by_depth(frame: pl.DataFrame, title: str, *, log: bool = True) -> Dra
     A line has at most 400 points, each the mean of a bin. Values that are not finite are left out, and on a
     log axis those that are not above 0.
     """
-    shown = frame.filter(has_place("value", log=log))
-    lines = shown["module"].n_unique()
-    points = max(20, min(POINTS, POINTS_A_CHART // max(1, lines)))
-    few = downsample(shown, "step", "value", ["module", "depth"], points).drop("low", "high")
+    drawable = frame.filter(has_place("value", log=log))
+    lines = drawable["module"].n_unique()
+    most = max(20, min(POINTS, POINTS_A_CHART // max(1, lines)))
+    points = downsample(drawable, "step", "value", ["module", "depth"], most).drop("low", "high")
     zero = "datum.value === 0 ? '0' : datum.label"
     x = alt.X("step:Q", title="step", axis=alt.Axis(format="~s", tickCount=5, grid=False, labelExpr=zero))
-    scale, axis = log_or_linear(few["mean"].to_list(), log=log)
+    scale, axis = log_or_linear(points["mean"].to_list(), log=log)
     y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
-    shades = [min(0, lines - 2), lines - 1]
-    colour = alt.Color("depth:Q", title="sublayer", scale=alt.Scale(range="ramp", domain=shades), legend=None)
-    own = partial(layer, few, x=x, y=y, color=colour, detail="module:N")
+    shades = alt.Scale(range="ramp", domain=[min(0, lines - 2), lines - 1])
+    colour = alt.Color("depth:Q", title="sublayer", scale=shades, legend=None)
+    shared = {"x": x, "y": y, "color": colour, "detail": "module:N"}
     value = alt.Tooltip("mean:Q", title=title, format=".3g")
-    told = [alt.Tooltip("module:N"), alt.Tooltip("step:Q", format=",.4~r"), value]
-    line = own("line", {"strokeWidth": 1.5, "clip": True})
-    return finish(line + own("point", {"size": 50, "opacity": 0}, tooltip=told), HEIGHT)
+    tooltip = [alt.Tooltip("module:N"), alt.Tooltip("step:Q", format=",.4~r"), value]
+    layers = layer(points, "line", {"strokeWidth": 1.5, "clip": True}, **shared)
+    # a line has one tooltip for all its points, and points that cannot be seen have one each
+    layers += layer(points, "point", {"size": 50, "opacity": 0}, **shared, tooltip=tooltip)
+    return finish(layers, HEIGHT)

@@ -5,7 +5,7 @@ from markupsafe import Markup
 
 from normlab.lab.comparison.result import Comparison, Interval, RecipeResult, SweepRun
 from normlab.lab.tasks.translation import Translation
-from normlab.report import comparison_charts as wording
+from normlab.report import comparison_words as wording
 from report import example
 
 

@@ -1,0 +1,211 @@
+"""The chart of curves over training steps, or over what the steps took.
+
+Frames of curves have one row per point: ``recipe``, ``run``, ``seed``, ``outcome``, ``step`` and the value.
+The mean and the band are over runs that trained. A run with another outcome is neither averaged in nor left
+out: it has a thin line of its own, with a mark where it ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import altair as alt
+import polars as pl
+
+from normlab.base.metric import IGNORES_SOURCE
+from normlab.report.charts.drawing import (
+    Drawn,
+    downsample,
+    finish,
+    focused,
+    has_place,
+    layer,
+    level,
+    log_or_linear,
+    outcome_shape,
+    recipe_colour,
+    recipe_dash,
+    recipe_name,
+    spread,
+)
+from normlab.report.charts.theme import ENDED_EARLY, MANY, POINTS
+
+ASTRAY: Final = ("stuck", "diverged", IGNORES_SOURCE, "failed", ENDED_EARLY)
+"""Outcomes that are drawn run by run instead of being averaged."""
+
+FEW_POINTS: Final = 30
+"""Lines with at most so many points show each: between two validations nothing was measured."""
+
+
+@dataclass(frozen=True)
+class CurveAxis:
+    """The vertical axis of a curve: its column, title and scale."""
+
+    column: str
+    title: str
+    log: bool = False
+    extremes: bool = False
+    """Whether the band shows single spikes, and not only the spread of smoothed curves."""
+    zero: bool = False
+    """Whether the axis begins at zero instead of a little below the lowest value."""
+    number: str = ".2f"
+    """d3 format of a value in a tooltip."""
+    height: int = 230
+    x: str = "step"
+    x_title: str = "step"
+    x_number: str = "~s"
+    """d3 format of the ticks of ``x``."""
+
+
+@dataclass(frozen=True)
+class _Canvas:
+    """What all layers of a chart share: its recipes, axes and the upper end of the vertical one."""
+
+    recipes: Sequence[str]
+    axis: CurveAxis
+    scale: alt.Scale
+    ticks: alt.Axis
+    top: float
+    """Infinite if nothing may leave the picture."""
+
+    @property
+    def x(self) -> alt.X:
+        zero = "datum.value === 0 ? '0' : datum.label"  # d3 would write 0e+0
+        steps = alt.Axis(
+            format=self.axis.x_number, tickCount=5, grid=False, labelExpr=zero, labelSeparation=6
+        )
+        return alt.X(f"{self.axis.x}:Q", title=self.axis.x_title, axis=steps)
+
+    def y(self, column: str) -> alt.Y:
+        return alt.Y(column, type="quantitative", title=self.axis.title, scale=self.scale, axis=self.ticks)
+
+
+def curve(
+    frame: pl.DataFrame,
+    recipes: Sequence[str],
+    axis: CurveAxis,
+    *,
+    entropy_nats: float | None = None,
+    points: int = POINTS,
+) -> Drawn:
+    """Draw the mean line and band of each recipe against the step, with the runs that did not train.
+
+    ``entropy_nats`` draws a horizontal line: the loss of a model that knows only token frequencies. The axis
+    reaches down to it, although a stuck run never does. A linear axis ends a little above the highest value
+    at the start of a run, so that a diverging run leaves the picture instead of flattening the others; its
+    mark stays at the edge.
+    """
+    drawable = frame.filter(has_place(axis.column, log=axis.log))
+    astray = pl.col("outcome").is_in(ASTRAY)
+    trained = spread(drawable.filter(~astray), axis.x, axis.column, points, extremes=axis.extremes)
+    by = ["recipe", "run", "seed", "outcome"]
+    strays = downsample(drawable.filter(astray), axis.x, axis.column, by, points)
+    canvas = _Canvas(recipes, axis, *_scale(drawable, axis, entropy_nats))
+    layers = _means(trained, canvas) + _strays(strays, canvas)
+    if entropy_nats is not None and not axis.log and entropy_nats <= canvas.top:
+        layers += level(entropy_nats, "unigram entropy", "level:Q")
+    if len(trained):
+        layers.append(_ruler(trained, canvas))
+    return finish(layers, axis.height)
+
+
+def _scale(
+    drawable: pl.DataFrame, axis: CurveAxis, entropy: float | None
+) -> tuple[alt.Scale, alt.Axis, float]:
+    """The scale of y, which reaches down to ``entropy``, its ticks and its upper end."""
+    values, even_ticks = drawable[axis.column].cast(pl.Float64), alt.Axis(tickCount=5)
+    if values.is_empty():
+        return alt.Scale(type="log" if axis.log else "linear", nice=False), even_ticks, math.inf
+    if axis.log:
+        _, ticks = log_or_linear(values.to_list(), log=True, fixed=True)
+        return alt.Scale(type="log", nice=False), ticks, math.inf
+    top = 1.05 * _highest(drawable, axis)
+    if axis.zero:
+        bottom = 0.0
+    else:
+        level = top if entropy is None else min(entropy, top)
+        bottom = min(float(values.min()), level)  # type: ignore[arg-type]
+    domain = [max(0.0, bottom - 0.06 * (top - bottom)), top]
+    return alt.Scale(domain=domain, nice=False, zero=False), even_ticks, top
+
+
+def _highest(drawable: pl.DataFrame, axis: CurveAxis) -> float:
+    """The highest value at the start of a run, or of a run that trained."""
+    starts = drawable.sort(axis.x).group_by("run").agg(pl.col(axis.column).first())[axis.column]
+    trained = drawable.filter(~pl.col("outcome").is_in(ASTRAY))[axis.column]
+    highest = (starts.max(), trained.max(), 1e-9)
+    return max(float(value) for value in highest if isinstance(value, int | float))
+
+
+def _means(trained: pl.DataFrame, canvas: _Canvas) -> list[Any]:
+    """The mean of each recipe, and the band between its lowest and its highest run."""
+    recipes, many = canvas.recipes, len(canvas.recipes) > MANY
+    shared: dict[str, Any] = {"x": canvas.x, "color": recipe_colour(recipes)}
+    layers: list[Any] = []
+    if trained.filter(pl.col("high") > pl.col("low")).height:
+        if many:
+            opacity = focused(0.0, 0.0, alone=0.3)
+        else:
+            opacity = focused(0.08 if canvas.axis.extremes else 0.16, 0.02, alone=0.3)
+        style = {"clip": True, "strokeWidth": 0}
+        layers += layer(trained, "area", style, **shared, y=canvas.y("low"), y2="high:Q", opacity=opacity)
+    few = trained.height <= FEW_POINTS * len(recipes)
+    dots = alt.OverlayMarkDef(size=8 if many else 22) if few else False
+    style = {"clip": True, "point": dots, "strokeWidth": 1 if many else 2}
+    dash, opacity = recipe_dash(recipes), focused(1.0)
+    return layers + layer(
+        trained, "line", style, **shared, y=canvas.y("mean"), strokeDash=dash, opacity=opacity
+    )
+
+
+def _strays(strays: pl.DataFrame, canvas: _Canvas) -> list[Any]:
+    """A thin line for each run that did not train, up to where it leaves the picture, and a mark there."""
+    x, top = canvas.axis.x, canvas.top
+    times_outside = (pl.col("mean") > top).cum_sum().over("run")
+    # with the first point outside, so that the line reaches the edge
+    inside = strays.filter(times_outside <= 1)
+    ends = inside.group_by("run", maintain_order=True).last()
+    ends = ends.with_columns(mean=pl.min_horizontal("mean", pl.lit(top))).drop("low", "high")
+    path = inside.select("recipe", "run", x, "mean")
+    tooltip = [recipe_name(), "outcome:N", "seed:N", alt.Tooltip(f"{x}:Q", title=f"last {x} drawn")]
+    shared = {"x": canvas.x, "y": canvas.y("mean"), "color": recipe_colour(canvas.recipes)}
+    lines = layer(
+        path,
+        "line",
+        {"clip": True, "strokeWidth": 1.25},
+        **shared,
+        strokeDash=recipe_dash(canvas.recipes),
+        detail="run:N",
+        opacity=focused(0.8),
+    )
+    marks = layer(
+        ends,
+        "point",
+        {"size": 46, "strokeWidth": 1.75},
+        **shared,
+        opacity=focused(1.0),
+        shape=outcome_shape(),
+        tooltip=tooltip,
+    )
+    return lines + marks
+
+
+def _ruler(trained: pl.DataFrame, canvas: _Canvas) -> Any:
+    """Return a vertical line under the pointer; its tooltip lists every recipe's value at that step."""
+    x = canvas.axis.x
+    by_recipe = trained.pivot("recipe", index=x, values="mean").sort(x)
+    present = [name for name in canvas.recipes if name in by_recipe.columns]
+    # fields of a tooltip may hold no dots and brackets, and names of recipes do
+    fields = {name: f"v{i}" for i, name in enumerate(present)}
+    near = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", fields=[x], empty=False)
+    opacity = alt.when(near).then(alt.value(0.6)).otherwise(alt.value(0))
+    tooltip = [alt.Tooltip(f"{x}:Q", format=",.4~r")]
+    for name, field in fields.items():
+        tooltip.append(alt.Tooltip(f"{field}:Q", title=name, format=canvas.axis.number))
+    (rule,) = layer(
+        by_recipe.rename(fields), "rule", {"style": "faint"}, x=canvas.x, opacity=opacity, tooltip=tooltip
+    )
+    return rule.add_params(near)

@@ -1,0 +1,164 @@
+"""A comparison as polars frames, which its charts draw and which lie as CSV files beside its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import polars as pl
+
+from normlab.base.metric import NLL
+from normlab.base.units import duration
+from normlab.lab.comparison.result import Comparison
+from normlab.report.runs import Curve, RunView, curve_frame
+
+TRAIN = ("nll", "grad_norm_l2", "tokens")
+"""Columns of the rows of training that the page needs."""
+
+
+def all_runs(comparison: Comparison) -> list[str]:
+    """Return every run id once: by recipe, the sweep first, then the other seeds, then failed runs."""
+    ids: list[str] = []
+    for recipe in comparison.recipes:
+        ids += [trial.run for trial in recipe.trials]
+        ids += recipe.runs
+    ids += [entry.partition(":")[0].strip() for entry in comparison.failed]
+    return [run for run in dict.fromkeys(ids) if run]
+
+
+# --------------------------------------------------------------------------------------- curves over steps
+
+
+def seed_curves(
+    comparison: Comparison, views: Mapping[str, RunView], kind: str, columns: Sequence[str]
+) -> pl.DataFrame:
+    """Return the curves of each recipe at its chosen learning rate, one row per step and run."""
+    curves = [
+        Curve(recipe.name, run, str(seed), outcome)
+        for recipe in comparison.recipes
+        for run, seed, outcome in zip(recipe.runs, comparison.seeds, recipe.outcomes, strict=False)
+    ]
+    return _frame_of_curves(curves, views, kind, columns)
+
+
+def trial_curves(comparison: Comparison, views: Mapping[str, RunView], lr: float) -> pl.DataFrame:
+    """Return the training curves of every recipe at one learning rate, with the seed of the sweep."""
+    seed = str(comparison.sweep_seed)
+    curves = [
+        Curve(recipe.name, trial.run, seed, trial.outcome)
+        for recipe in comparison.recipes
+        for trial in recipe.trials
+        if trial.lr == lr
+    ]
+    return _frame_of_curves(curves, views, "train", ("nll",))
+
+
+def _frame_of_curves(
+    curves: Iterable[Curve], views: Mapping[str, RunView], kind: str, columns: Sequence[str]
+) -> pl.DataFrame:
+    """Return the curves of those runs that have a view, below each other."""
+    # an empty frame comes first, so that there are columns even if no run has a view
+    frames = [curve_frame(RunView(""), kind, columns, Curve("", "", "", ""))]
+    for curve in curves:
+        if curve.run in views:
+            frames.append(curve_frame(views[curve.run], kind, columns, curve))
+    return pl.concat(frames)
+
+
+def against_cost(dev: pl.DataFrame, train: pl.DataFrame, comparison: Comparison) -> pl.DataFrame:
+    """Add what training up to a step took, at each recipe's mean pace, so that its seeds stay aligned:
+    ``minutes``, ``seen`` (the tokens that were predicted) and ``flops``, null if the recipe's are not known.
+    """
+    flops = {
+        recipe.name: recipe.cost.flops_per_token if recipe.cost else None for recipe in comparison.recipes
+    }
+    pace = train.group_by("recipe").agg(tokens=pl.col("tokens").sum() / pl.col("step").sum())
+    seconds_per_step = (pl.col("seconds").sum() / pl.col("step").sum()).over("recipe")
+    seen = pl.col("step") * pl.col("tokens")
+    return dev.join(pace, on="recipe", how="left").with_columns(
+        minutes=pl.col("step") * seconds_per_step / 60,
+        seen=seen,
+        flops=seen * pl.col("recipe").replace_strict(flops, return_dtype=pl.Float64),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ scores
+
+
+def sweep_scores(comparison: Comparison) -> pl.DataFrame:
+    """Return the sweep, one row per recipe and learning rate; ``dev`` is the score that decides."""
+    rows = [
+        {
+            "recipe": recipe.name,
+            "lr": trial.lr,
+            "run": trial.run,
+            "dev": trial.dev.get(comparison.rate_by),
+            "dev_nll": trial.dev.get(NLL.name),
+            "outcome": trial.outcome,
+            "chosen": trial.lr == recipe.lr,
+        }
+        for recipe in comparison.recipes
+        for trial in recipe.trials
+    ]
+    schema = {
+        "recipe": pl.String,
+        "lr": pl.Float64,
+        "run": pl.String,
+        "dev": pl.Float64,
+        "dev_nll": pl.Float64,
+        "outcome": pl.String,
+        "chosen": pl.Boolean,
+    }
+    return pl.DataFrame(rows, schema=schema)
+
+
+def recipe_results(comparison: Comparison) -> pl.DataFrame:
+    """Return one row per recipe: the headline test score (``value``) with the ends of its interval, the other
+    test scores by name, how many seeds trained, the chosen learning rate and the time.
+    """
+    headline = comparison.headline
+    others = [metric for metric in comparison.tested if metric != headline]
+    rows = []
+    for recipe in comparison.recipes:
+        interval = recipe.means.get(headline.name)
+        rows.append(
+            {
+                "recipe": recipe.name,
+                "value": recipe.value(headline),
+                "low": interval.low if interval else None,
+                "high": interval.high if interval else None,
+                **{metric.name: recipe.value(metric) for metric in others},
+                "trained": recipe.trained,
+                "seeds": recipe.ended,
+                "lr": recipe.lr,
+                "note": recipe.states if recipe.trained < len(recipe.outcomes) else "",
+                "minutes": recipe.train_seconds / 60,
+                "total_minutes": recipe.total_seconds / 60,
+                "words": duration(recipe.train_seconds),
+            }
+        )
+    schema = {
+        "recipe": pl.String,
+        **dict.fromkeys(("value", "low", "high"), pl.Float64),
+        **dict.fromkeys((metric.name for metric in others), pl.Float64),
+        **dict.fromkeys(("trained", "seeds", "lr"), pl.Float64),
+        "note": pl.String,
+        **dict.fromkeys(("minutes", "total_minutes"), pl.Float64),
+        "words": pl.String,
+    }
+    return pl.DataFrame(rows, schema=schema)
+
+
+def seed_scores(comparison: Comparison) -> pl.DataFrame:
+    """Return the headline test score of each seed's run, if it has one."""
+    headline = comparison.headline.name
+    rows: list[tuple[str | float, ...]] = []
+    for recipe in comparison.recipes:
+        scores = recipe.scores.get(headline, ())
+        runs = zip(comparison.seeds, recipe.runs, recipe.outcomes, scores, strict=False)
+        rows += [
+            (recipe.name, str(seed), run, outcome, float(score))
+            for seed, run, outcome, score in runs
+            if score is not None
+        ]
+    schema = {**dict.fromkeys(("recipe", "seed", "run", "outcome"), pl.String), "value": pl.Float64}
+    return pl.DataFrame(rows, schema=schema, orient="row")
