@@ -78,6 +78,7 @@ OTHERS_CODE = {
                     "copies",
                     "description",
                     "estimates",
+                    "gradients",
                     "starts",
                     "facts/facts",
                     "facts/stacks",

@@ -314,8 +314,7 @@ class Recording:
             elif event.kind == "step":
                 step_of_others = place + 1
         events = self.events[begin:]
-        passes = [event.subject for event in events if event.kind == "backward"]
-        return replace(self, events=events, micro_batches=passes)._without_passes_of_others()
+        return replace(self, events=events, micro_batches=_passes_in(events))._without_passes_of_others()
 
     def _without_passes_of_others(self) -> Recording:
         """Return the same without the passes before a step of these optimizers that reach only what others
@@ -330,8 +329,7 @@ class Recording:
                 events += _without_passes_of(window, elsewhere) if is_own else window
                 window = list[Event]()
         events += window
-        passes = [event.subject for event in events if event.kind == "backward"]
-        return replace(self, events=events, micro_batches=passes) if elsewhere else self
+        return replace(self, events=events, micro_batches=_passes_in(events)) if elsewhere else self
 
     @property
     def _stepped_first(self) -> list[Optimizer]:
@@ -454,6 +452,11 @@ class Recording:
             stepped |= event.kind == "step"
             events.append(event)
         return events
+
+
+def _passes_in(events: Iterable[Event]) -> list[MicroBatch]:
+    """Return the recorded passes of these events, without those of which only the batch was kept."""
+    return [event.subject for event in events if event.kind == "backward" and event.subject is not None]
 
 
 def _without_passes_of(window: Sequence[Event], parameters: Collection[int]) -> Sequence[Event]:
