@@ -127,7 +127,7 @@ def plan(request: CompareRequest, kept: Sequence[Path] = (Path("results"),)) -> 
     rounds = -(-open_runs // request.jobs)
     task = grid.background().task
     spreads = (spread(folder, task, metric) for folder in (request.out, *kept))
-    seen = next((found for found in spreads if found is not None), None)
+    seen = next((known for known in spreads if known is not None), None)
     return ComparePlan(
         metric=metric,
         sweep=tuple(sweep),

@@ -141,22 +141,14 @@ def _fill(
     tally = _encode_train(work, tokenizer, (texts["train_src"], texts["train_tgt"]), config.max_len, overlap)
     for name, before, now in zip(PARALLEL_TEXTS[:2], train, tally.digests, strict=True):
         text.require_unchanged(getattr(config, name), before, now)
-    empty, too_long = tally.left_out.values()
-    if not tally.kept:
-        hint = f"type a larger --max-len than {config.max_len}" if too_long else "give text with words"
-        raise UserError(
-            f"none of the {tally.read} training pairs is left: {empty} have an empty side, {too_long} are "
-            f"longer than max_len; {hint}"
-        )
+    _require_pairs(tally, config.max_len)
     for name in PARALLEL_TEXTS[2:]:
         (work / f"{name.replace('_', '.')}.txt").write_bytes(text.raw(list(texts[name])))
-    dtype = id_type(tokenizer.vocab_size)
-    for side, encode in zip(SIDES, (tokenizer.encode, tokenizer.encode_target), strict=True):
-        with RaggedWriter.open(work / f"dev.{side}", dtype) as file:
-            file.append(Ragged.of(encode(list(texts[f"dev_{side}"])), dtype))
-    dev_pairs, test_pairs = len(list(texts["dev_src"])), len(list(texts["test_src"]))
+    _encode_dev(work, tokenizer, (texts["dev_src"], texts["dev_tgt"]))
     counts = count_facts(tally.target_counts)
     shares = overlap.shares()
+    dev_pairs, test_pairs = len(list(texts["dev_src"])), len(list(texts["test_src"]))
+    empty, too_long = tally.left_out.values()
     return {
         "digest": config.digest,
         "max_len": config.max_len,
@@ -226,6 +218,27 @@ def _encode_train(
     left_out = {"empty side": empty, "too long": read - kept - empty}
     tokens = src.tokens.length, tgt.tokens.length
     return _Tally(read, kept, left_out, tokens, counts, [sha.digest() for sha in digests])
+
+
+def _require_pairs(tally: _Tally, max_len: int) -> None:
+    """Raise UserError if no training pair is left."""
+    if tally.kept:
+        return
+    empty, too_long = tally.left_out.values()
+    hint = f"type a larger --max-len than {max_len}" if too_long else "give text with words"
+    raise UserError(
+        f"none of the {tally.read} training pairs is left: {empty} have an empty side, {too_long} are "
+        f"longer than max_len; {hint}"
+    )
+
+
+def _encode_dev(work: Path, tokenizer: Tokenizer, sides: tuple[Iterable[str], Iterable[str]]) -> None:
+    """Write the tokens of all dev pairs."""
+    dtype = id_type(tokenizer.vocab_size)
+    encoders = (tokenizer.encode, tokenizer.encode_target)
+    for side, lines, encode in zip(SIDES, sides, encoders, strict=True):
+        with RaggedWriter.open(work / f"dev.{side}", dtype) as file:
+            file.append(Ragged.of(encode(list(lines)), dtype))
 
 
 def require_lengths(config: Config, corpus: Corpus, max_positions: int | None) -> None:

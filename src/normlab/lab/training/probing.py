@@ -112,8 +112,8 @@ class Probing:
         """Return the norms of the branches' matrices, `[matrices]`, of this rank's ``parts`` by parameter."""
         matrices = []
         for view in parallel.matrices:
-            whole = parallel.whole(meter.names[view.index], parts[view.index])
-            matrices.append(view.of(whole))
+            parameter = parallel.whole(meter.names[view.index], parts[view.index])
+            matrices.append(view.of(parameter))
         return norms_of(matrices)
 
     def flush(self) -> None:

@@ -99,8 +99,8 @@ def _multiplies(dtype: torch.dtype) -> bool:
             a, b, bias = ((torch.arange(n) % 7 - 3.0).to(dtype) for n in (5 * 6, 6 * 4, 4))
             a, b = a.view(6, 5).t()[:, :6], b.view(6, 4).t()
             expected = F.linear(a.float(), b.float(), bias.float())
-            found = _product(a, b, bias)
-            return found.dtype == dtype and torch.equal(found.float(), expected)
+            product = _product(a, b, bias)
+            return product.dtype == dtype and torch.equal(product.float(), expected)
     except (AttributeError, RuntimeError):
         return False
 
