@@ -12,7 +12,7 @@ import normlab
 from cases import each
 from normlab.errors import UserError
 from normlab.judging.boundary import FIRST, Boundary, boundary, spent
-from normlab.judging.sequential import MOST_SEEDS, critical, streak
+from normlab.judging.sequential import MOST_SEEDS, OF_TRAINING, critical, streak
 
 NAN = math.nan
 
@@ -29,6 +29,12 @@ def statistics_of(gains):
 def test_the_first_critical_value_is_that_of_a_plain_t_test():
     assert boundary(0.05).critical(FIRST) == pytest.approx(stats.t.isf(0.05 * spent(FIRST), FIRST - 1))
     assert boundary(0.05).critical(FIRST - 1) == math.inf
+
+
+@each("level", [0.2, 0.05])
+def test_the_question_of_training_has_a_share_of_the_level(level):
+    left = (1 - OF_TRAINING) * level
+    assert critical(level, FIRST) == pytest.approx(stats.t.isf(left * spent(FIRST), FIRST - 1))
 
 
 @each("level", [0.2, 0.05])
@@ -105,6 +111,12 @@ def test_the_interval_is_that_of_t_with_the_critical_value():
 def test_a_lower_level_keeps_later_and_discards_as_soon():
     assert judged(GAINS, level=1e-4).seeds > judged(GAINS).seeds
     assert judged([(b, a) for a, b in GAINS], level=1e-4).seeds == judged([(b, a) for a, b in GAINS]).seeds
+
+
+def test_a_lower_level_keeps_later_what_trains_more_often_and_discards_as_soon_what_does_not():
+    cured, broken = [(NAN, 1.0)] * 30, [(1.0, NAN)] * 30
+    assert judged(cured, level=1e-4).seeds > judged(cured).seeds
+    assert judged(broken, level=1e-4).seeds == judged(broken).seeds
 
 
 def test_what_more_seeds_would_do_is_what_they_do():
