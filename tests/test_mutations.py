@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -12,24 +11,11 @@ from mutation import Mutation
 from mutations import FAILED_TESTS, MUTATIONS
 from mutations_of_instruments import INSTRUMENTS
 
-IN_CI: Final = 5
-"""So many errors of each room of instruments are planted by `make test-slow`, in less than two minutes."""
 ROOMS: Final = ("checks", "trace", "trials", "judging")
 
 
-def with_marks() -> list[Any]:
-    """Return every error, those that CI plants marked as slow and the others as long."""
-    rooms = Counter[str]()
-    marked = []
-    for mutation in MUTATIONS:
-        rooms[mutation.room] += 1
-        is_left_out = mutation in INSTRUMENTS and rooms[mutation.room] > IN_CI
-        mark = pytest.mark.long if is_left_out else pytest.mark.slow
-        marked.append(pytest.param(mutation, marks=mark, id=mutation.name))
-    return marked
-
-
-@pytest.mark.parametrize("mutation", with_marks())
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
 def test_an_error_is_caught(mutation: Mutation):
     result = mutations.outcome_of(mutation)
     assert result.code == FAILED_TESTS

@@ -1,4 +1,4 @@
-"""Errors that a refactoring or a hasty change might make in the instruments, and the tests that catch them."""
+"""Errors that a refactoring or a hasty change might make in the instruments, and what catches each."""
 
 from __future__ import annotations
 
