@@ -64,7 +64,7 @@ def _test(package: Path, tests: Sequence[str]) -> None:
     if Path(str(normlab.__file__)).parent.resolve() != package.resolve():
         raise RuntimeError(f"tests would import {normlab.__file__}, not the copy in {package}")
     options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not slow and not long"]
-    options += ["--assert=plain"]  # rewriting takes as long as the tests, for explanations that nobody reads
+    options += ["--assert=plain"]  # rewriting them takes time, for explanations that nobody reads
     sys.exit(pytest.main([*options, f"--basetemp={package.parent / 'tmp'}", *tests]))
 
 
