@@ -37,7 +37,7 @@ def test_an_error_is_that_of_the_mean_and_a_difference_is_paired():
 @pytest.mark.parametrize(
     ("by_step", "falls"), [(0.0, False), (0.001, False), (-0.001, False), (-0.002, True), (-0.01, True)]
 )
-def test_a_loss_falls_by_more_than_the_error_of_its_quarters(by_step: float, falls: bool):  # noqa: FBT001
+def test_a_loss_falls_by_more_than_the_error_of_its_quarters(by_step: float, *, falls: bool):
     assert trial(noisy(160, by_step=by_step)).falls is falls
 
 
