@@ -44,7 +44,11 @@ OF_CHECKS = (
     Mutation(
         "a derivative in evaluation alone",
         "checks/gradients.py",
-        {"trace = step.exact if step.moving else step.training": "trace = step.exact"},
+        {
+            "    trace = step.exact if step.moving else step.training\n    if _runs_without": (
+                "    trace = step.exact\n    if _runs_without"
+            )
+        },
         own=("tests/checks/test_gradients.py::test_a_wrong_backward_in_training_alone_is_named",),
     ),
     Mutation(
