@@ -345,6 +345,28 @@ OF_JUDGING = (
         ),
     ),
     Mutation(
+        "more seeds that decide in half of the cases",
+        "judging/sequential.py",
+        {"critical(level, seeds) + ndtri(POWER)": "critical(level, seeds)"},
+        own=("tests/judging/test_sequential.py::test_more_seeds_decide_in_four_of_five_cases",),
+    ),
+    Mutation(
+        "hopeless as soon as what is seen would not be decided",
+        "judging/sequential.py",
+        {"(side * above + error) / spread": "side * above / spread"},
+        own=(
+            "tests/judging/test_sequential.py::test_a_gain_that_an_error_more_would_decide_is_not_hopeless",
+        ),
+    ),
+    Mutation(
+        "a loss that is hopeless to discard",
+        "judging/sequential.py",
+        {"((1, self.level), (-1, LEVEL))": "((1, self.level), (1, LEVEL))"},
+        own=(
+            "tests/judging/test_sequential.py::test_a_gain_that_an_error_more_would_decide_is_not_hopeless",
+        ),
+    ),
+    Mutation(
         "the noise of a pair for that of one run",
         "judging/judge.py",
         {"spread = noise / 2**0.5": "spread = noise"},

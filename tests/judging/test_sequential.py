@@ -13,6 +13,7 @@ from cases import each
 from normlab.errors import UserError
 from normlab.judging.boundary import FIRST, Boundary, boundary, spent
 from normlab.judging.sequential import MOST_SEEDS, OF_TRAINING, critical, streak
+from normlab.judging.statistics import POWER
 
 NAN = math.nan
 
@@ -135,6 +136,25 @@ def test_a_gain_near_nothing_is_hopeless_and_a_large_one_is_not():
     assert judged(nothing).hopeless
     assert not judged(GAINS[:3], margin=0.098).decided
     assert not judged([(3.0, 2.99), (3.0, 2.96), (3.0, 2.98)]).hopeless
+
+
+def test_more_seeds_decide_in_four_of_five_cases():
+    gains = np.array([0.02, 0.0, 0.018, 0.003])
+    decision = judged([(3.0 + gain, 3.0) for gain in gains])
+    effect, enough = gains.mean() / gains.std(ddof=1), len(gains) + decision.more_seeds
+
+    def excess(seeds):
+        return effect * math.sqrt(seeds) - critical(0.05, seeds) - stats.norm.ppf(POWER)
+
+    assert excess(enough - 1) < 0 <= excess(enough)
+
+
+@each("sign", [1, -1])
+def test_a_gain_that_an_error_more_would_decide_is_not_hopeless(sign):
+    gains = [0.6 + deviation for deviation in (-1.25, -0.5, 0.0, 0.5, 1.25)]
+    decision = judged([(3.0 + sign * 0.01 * gain, 3.0) for gain in gains])
+    assert not decision.decided
+    assert not decision.hopeless
 
 
 def test_a_streak_decides_with_the_chance_of_its_level():
