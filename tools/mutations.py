@@ -1,256 +1,39 @@
-"""Plant errors that public implementations have made, one at a time, and see that the tests catch each.
+"""Plant errors, one at a time, and see that the tests catch each.
 
-    python tools/mutations.py            # all of them, on a copy of src
-    python tools/mutations.py omega      # those whose name contains a word
+    python tools/mutations.py                  # all of them, on a copy of src
+    python tools/mutations.py omega            # those whose name contains a word
+    python tools/mutations.py --room checks    # those in one folder of the package
 
-The copy is what the tests import; the working tree is not touched. Before any error is planted the same tests
-must pass on the unchanged copy, because a suite that always fails would catch everything.
+Those of the methods are errors that public implementations have made, and any test of the methods may catch
+them. Those of the instruments are slips of a refactoring or of a hasty change, and each names the tests that
+must catch it. The copy is what the tests import; the working tree is not touched. Before any error is planted
+the same tests must pass on the unchanged copy, because a suite that always fails would catch everything.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 import forked
+from mutation import TESTS, Mutation
+from mutations_of_instruments import INSTRUMENTS
+from mutations_of_methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/parity", "tests/oracles", "tests/initial", "tests/nn", "tests/optim")
-"""Tests of the methods themselves: trainings of minutes are not needed to catch a wrong equation."""
-NEAREST = {"nn/init": ("tests/initial", "tests/nn"), "nn": ("tests/nn",), "optim": ("tests/optim",)}
-"""The tests to run first, by where an error is."""
 FAILED_TESTS = 1
 """pytest's exit code when tests ran and some failed; an import error or an empty selection has another."""
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """A planted error: in ``path`` below src/normlab, each old text, found once, becomes its new one."""
-
-    name: str
-    path: str
-    edits: Mapping[str, str]
-    own: tuple[str, ...] = ()
-    """The tests that must catch it, where it is not in a method."""
-
-    @property
-    def tests(self) -> tuple[tuple[str, ...], ...]:
-        """What is collected and run, one after the other, until a test fails."""
-        near = next((tests for place, tests in NEAREST.items() if self.path.startswith(f"{place}/")), ())
-        far = tuple(tests for tests in TESTS if tests not in near)
-        return (self.own,) if self.own else (near, far)
-
-    def plant(self, package: Path) -> None:
-        """Change the copy. Raises ValueError where an old text is not found just once: the list is stale."""
-        file = package / self.path
-        text = file.read_text(encoding="utf-8")
-        for old, new in self.edits.items():
-            if text.count(old) != 1:
-                raise ValueError(
-                    f"mutation {self.name!r}: {text.count(old)} times in {self.path}, not once: {old!r}; "
-                    "bring tools/mutations.py up to date"
-                )
-            text = text.replace(old, new)
-        file.write_text(text, encoding="utf-8")
-
-
-MUTATIONS = (
-    Mutation(
-        "gamma left out",
-        "nn/norm.py",
-        {"F.layer_norm(x, self.weight.shape, self.weight,": "F.layer_norm(x, self.weight.shape, None,"},
-    ),
-    Mutation(
-        "g relative to sqrt(d)",
-        "nn/norm.py",
-        {
-            "nn.Parameter(torch.full((1,), dim**0.5))": "nn.Parameter(torch.ones(1))",
-            "return scaled_to(x, self.g)\n\n    @torch": (
-                "return scaled_to(x, self.g * x.shape[-1] ** 0.5)\n\n    @torch"
-            ),
-        },
-    ),
-    Mutation(
-        "DeepNorm's alpha on the branch",
-        "nn/placement/scaled.py",
-        {"self.norm(self.alpha * stream + y)": "self.norm(stream + self.alpha * y)"},
-    ),
-    Mutation("DeepNorm's beta inverted", "nn/placement/scaled.py", {"(12 * m) ** -0.25": "(12 * m) ** 0.25"}),
-    Mutation(
-        "1.15 where DeepNorm has 0.87",
-        "nn/placement/scaled.py",
-        {"0.87 * (n**4 * m) ** (-1 / 16)\n": "1.15 * (n**4 * m) ** (-1 / 16)\n"},
-    ),
-    Mutation(
-        "no final norm",
-        "nn/placement/base.py",
-        {"return site.final_norm() if cls.final_norm else nn.Identity()": "return nn.Identity()"},
-    ),
-    Mutation(
-        "omega_1 = 0",
-        "nn/placement/scaled.py",
-        {
-            "def first(stream: Tensor) -> Tensor:\n        return stream\n": (
-                "def first(stream: Tensor) -> Tensor:\n        return 0 * stream\n"
-            )
-        },
-    ),
-    Mutation(
-        "padding in Admin's profile",
-        "nn/init/profile.py",
-        {"            x = x[context.padding_mask]\n": "            pass\n"},
-    ),
-    Mutation("a window one wider", "nn/sublayer.py", {".triu(1 - window)": ".triu(-window)"}),
-    Mutation("gates without a sigmoid", "nn/sublayer.py", {"torch.sigmoid(gate)": "gate"}),
-    Mutation("values of the layer before", "nn/sublayer.py", {"if self.first:": "if True:"}),
-    Mutation(
-        "norm before the rotation",
-        "nn/query_key.py",
-        {"after_rotation: ClassVar[bool] = False": "after_rotation: ClassVar[bool] = True"},
-    ),
-    Mutation("a cap without its scale", "nn/embedding.py", {"self.cap * torch.tanh(": "torch.tanh("}),
-    Mutation("gain w in place of 1 + w", "nn/norm.py", {"x, 1 + self.offset,": "x, self.offset,"}),
-    Mutation("outputs by the layers", "nn/init/scheme.py", {"site.sublayers**-0.5": "site.layers**-0.5"}),
-    Mutation(
-        "x0 before every sublayer",
-        "nn/placement/streamed.py",
-        {"self.begins_layer = site.index % len(site.roles) == 0": "self.begins_layer = True"},
-    ),
-    Mutation("a signed alpha", "nn/placement/streamed.py", {"self.factor).abs()": "self.factor)"}),
-    Mutation(
-        "ProRes by the sublayer",
-        "nn/placement/streamed.py",
-        {"_steps * (site.layer + 1)": "_steps * (site.index + 1)"},
-    ),
-    Mutation("a gradient through GPAS", "nn/placement/streamed.py", {"x.detach()": "x"}),
-    Mutation("causal mask off by one", "nn/kernels/ops.py", {".tril()": ".tril(1)"}),
-    Mutation(
-        "residual added after the norm",
-        "nn/placement/normed.py",
-        {"return self.norm(x + y), d + y": "return self.norm(x) + y, d + y"},
-    ),
-    Mutation(
-        "FixNorm at the input alone",
-        "nn/embedding.py",
-        {"return linear(x, self.vectors())": "return linear(x, self.weight)"},
-    ),
-    Mutation(
-        "ReZero's alpha for each sublayer",
-        "nn/placement/scaled.py",
-        {
-            'return site.shared.setdefault("rezero.alpha", nn.Parameter(torch.zeros(1)))': (
-                "return nn.Parameter(torch.zeros(1))"
-            )
-        },
-    ),
-    Mutation(
-        "LayerNorm Scaling by sublayer instead of layer",
-        "nn/placement/normed.py",
-        {"(site.layer + 1) ** -0.5": "(site.index + 1) ** -0.5"},
-    ),
-    Mutation(
-        "QK-norm's g on top of 1/sqrt(w)",
-        "nn/query_key.py",
-        {"scale: ClassVar[float | None] = 1.0\n\n": "scale: ClassVar[float | None] = None\n\n"},
-    ),
-    Mutation(
-        "an inner norm in cross-attention",
-        "nn/options.py",
-        {'return role != "cross_attention"': "return True"},
-    ),
-    Mutation(
-        "T-Fixup's embeddings by the decoder's depth",
-        "nn/placement/scaled.py",
-        {"(9 * site.encoder_layers) ** -0.25": "(9 * site.decoder_layers) ** -0.25"},
-    ),
-    Mutation(
-        "SmallInit with 4d",
-        "nn/init/scheme.py",
-        {"(2 / (5 * weight.shape[1]))": "(2 / (4 * weight.shape[1]))"},
-    ),
-    Mutation(
-        "Muon on packed matrices as one",
-        "optim/optimizer.py",
-        {
-            "parameter.split(rows[parameter])": "[parameter]",
-            "grad.split(rows[parameter])": "[grad]",
-            "momentum.split(rows[parameter])": "[momentum]",
-        },
-    ),
-    Mutation(
-        "rates of the muP table inverted",
-        "nn/parametrisation.py",
-        {'{"hidden": Exponents(width=-1)}\n    head': '{"hidden": Exponents(width=1)}\n    head'},
-        own=("tests/optim/test_parametrisation.py",),
-    ),
-    Mutation(
-        "CompleteP without its decay",
-        "nn/parametrisation.py",
-        {'"hidden": Exponents(width=1)}': '"hidden": ONE}'},
-        own=("tests/optim/test_parametrisation.py",),
-    ),
-    Mutation(
-        "branches not divided by depth",
-        "nn/parametrisation.py",
-        {"branch: ClassVar[Exponents] = Exponents(depth=-1)": "branch: ClassVar[Exponents] = ONE"},
-        own=("tests/optim/test_parametrisation.py",),
-    ),
-    Mutation(
-        "a gain taken for a matrix's kin",
-        "nn/roles.py",
-        {'"hidden" if p.dim() > 1 else "scalar"': '"hidden"'},
-    ),
-    Mutation(
-        "1 - u where WSD has 1 - sqrt(u)",
-        "optim/schedule.py",
-        {"_decayed(step, state) ** 0.5": "_decayed(step, state)"},
-    ),
-    Mutation(
-        "a search one position late",
-        "nn/context.py",
-        {"else self.cache.length - 1": "else self.cache.length"},
-    ),
-    Mutation("relu in place of its square", "nn/options.py", {"relu(x).square()": "relu(x)"}),
-    Mutation(
-        "unit weights along the wrong axis",
-        "nn/model.py",
-        {"unit_(weight, along_stream(name))": "unit_(weight, 1 - along_stream(name))"},
-    ),
-    Mutation(
-        "a table's rate ten times as high", "optim/roles.py", {'adamw", 0.008 / 0.02': 'adamw", 0.08 / 0.02'}
-    ),
-    Mutation(
-        "z-loss without the square",
-        "lab/tasks/task.py",
-        {"logsumexp(wide, -1).square()": "logsumexp(wide, -1).abs()"},
-        own=("tests/lab/tasks/test_loss.py",),
-    ),
-    Mutation(
-        "positions that go on in the next document",
-        "nn/model.py",
-        {"positions = together[:, 0].tril().sum(-1) - 1": "positions = (documents >= 0).cumsum(-1) - 1"},
-    ),
-    Mutation(
-        "a byte too many in each token",
-        "lab/data/tokenizer.py",
-        {"[len(piece) for piece": "[len(piece) + 1 for piece"},
-        own=("tests/lab/data/test_verbatim.py",),
-    ),
-    Mutation(
-        "an export whose rotations stay interleaved",
-        "lab/training/families.py",
-        {"(1, 2).flatten(0, 2)": "(1, 2).transpose(1, 2).flatten(0, 2)"},
-        own=("tests/lab/training/test_export.py",),
-    ),
-)
+MUTATIONS: Final[tuple[Mutation, ...]] = (*METHODS, *INSTRUMENTS)
 
 
 @dataclass(frozen=True)
@@ -281,7 +64,7 @@ def _test(package: Path, tests: Sequence[str]) -> None:
     if Path(str(normlab.__file__)).parent.resolve() != package.resolve():
         raise RuntimeError(f"tests would import {normlab.__file__}, not the copy in {package}")
     options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not slow and not long"]
-    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that are imported already
+    options += ["--assert=plain"]  # rewriting them takes time, for explanations that nobody reads
     sys.exit(pytest.main([*options, f"--basetemp={package.parent / 'tmp'}", *tests]))
 
 
@@ -292,12 +75,17 @@ def copy_of_package(folder: Path) -> Path:
     return package
 
 
-def outcome_of(mutation: Mutation | None) -> Result:
-    """Run the tests on a copy of the package with this error, or without one."""
+def outcome_without(mutations: Sequence[Mutation]) -> Result:
+    """Run the tests that must catch these errors on an unchanged copy of the package."""
+    tests = dict.fromkeys(test for mutation in mutations for group in mutation.tests for test in group)
+    with tempfile.TemporaryDirectory() as folder:
+        return run_tests(copy_of_package(Path(folder)), list(tests))
+
+
+def outcome_of(mutation: Mutation) -> Result:
+    """Run the tests on a copy of the package with this error."""
     with tempfile.TemporaryDirectory() as folder:
         package = copy_of_package(Path(folder))
-        if mutation is None:
-            return run_tests(package)
         mutation.plant(package)
         start = time.perf_counter()
         results = (run_tests(package, tests) for tests in mutation.tests)
@@ -305,10 +93,24 @@ def outcome_of(mutation: Mutation | None) -> Result:
         return replace(result, seconds=time.perf_counter() - start)
 
 
-def main(words: Sequence[str]) -> int:
-    """Plant the errors whose names contain one of the words; the number that was not caught."""
-    chosen = [m for m in MUTATIONS if not words or any(w in m.name for w in words)]
-    clean = outcome_of(None)
+def chosen_by(words: Sequence[str], room: str | None) -> list[Mutation]:
+    """Return the errors of a room, or of all, whose names contain one of the words, if any are given."""
+    named = [m for m in MUTATIONS if not words or any(word in m.name for word in words)]
+    return [m for m in named if room in (None, m.room)]
+
+
+def main(typed: Sequence[str]) -> int:
+    """Plant the errors that are chosen; the number that was not caught."""
+    parser = argparse.ArgumentParser(description="Plant errors, and see that the tests catch each.")
+    parser.add_argument("words", nargs="*", metavar="word", help="a part of an error's name")
+    parser.add_argument("--room", choices=sorted({m.room for m in MUTATIONS}), help="a folder of src/normlab")
+    given = parser.parse_args(typed)
+    chosen = chosen_by(given.words, given.room)
+    if not chosen:
+        parser.error(
+            "no error has such a name in that room; python tools/mutations.py --help lists the rooms"
+        )
+    clean = outcome_without(chosen)
     print(f"{'no error':48} {'passed' if clean.code == 0 else clean.first_failure} ({clean.seconds:.0f} s)")
     if clean.code != 0:
         return 1

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from cases import each
 
 from .test_structure import Attending
-from .tiny import DIM, LENGTH, VOCAB, Block, Decoder, first, loss_of, report_of
+from .tiny import DIM, LENGTH, VOCAB, Block, Decoder, first, loss_of, report_of, tokens
 
 
 class Wrong(torch.autograd.Function):
@@ -80,6 +80,23 @@ def test_they_hold_for_a_sound_model(name: str):
 def test_a_wrong_backward_is_named_at_what_it_reaches_first():
     model = with_block(lambda block, x: x + block.down(block.up(Wrong.apply(block.norm(x)))))
     assert first(report_of("derivative", model=model)) == ("derivative", "blocks.2.norm.bias")
+
+
+def test_a_wrong_backward_in_training_alone_is_named():
+    def wrong(block: nn.Module, x: Tensor) -> Tensor:
+        y = block.norm(x)
+        return x + block.down(block.up(Wrong.apply(y) if block.training else y))
+
+    assert first(report_of("derivative", model=with_block(wrong))) == ("derivative", "blocks.2.norm.bias")
+
+
+def test_the_row_of_padding_keeps_the_gradient_that_a_lookup_drops():
+    model = Decoder(0.0)
+    model.embed = nn.Embedding(VOCAB, DIM, padding_idx=0)
+    model.head.weight = model.embed.weight
+    ids = tokens()
+    ids[:, -3:] = 0
+    assert report_of("derivative", model=model, batches=ids).holds == ("derivative",)
 
 
 def test_a_detached_branch_is_named():
@@ -386,6 +403,15 @@ def test_rows_of_a_matrix_that_nothing_reads_are_named():
     def half(block: nn.Module, x: Tensor) -> Tensor:
         y = block.up(block.norm(x))
         return x + block.down(torch.cat([y[..., :24].sin(), torch.zeros_like(y[..., 24:])], -1))
+
+    report = report_of("gradients", model=with_block(half))
+    assert first(report) == ("gradients", "blocks.2.up.weight")
+
+
+def test_columns_of_a_matrix_that_read_nothing_are_named():
+    def half(block: nn.Module, x: Tensor) -> Tensor:
+        y = block.norm(x)
+        return x + block.down(block.up(torch.cat([y[..., :8], torch.zeros_like(y[..., 8:])], -1)).sin())
 
     report = report_of("gradients", model=with_block(half))
     assert first(report) == ("gradients", "blocks.2.up.weight")

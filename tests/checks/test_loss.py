@@ -206,6 +206,13 @@ def test_a_term_without_a_gradient_fails_and_one_with_is_noted():
     assert constant.notes
 
 
+def test_a_bonus_without_a_gradient_fails_as_a_penalty_does():
+    def rewarded(model: nn.Module, ids: Tensor) -> Tensor:
+        return asking(ahead(1))(model, ids) - model.blocks[0].up.weight.detach().square().mean()
+
+    assert first(report_of("explained", loss=rewarded)) == ("explained", "loss")
+
+
 def test_heads_that_look_further_ahead_are_part_of_the_loss():
     class Two(Decoder):
         def __init__(self):

@@ -133,6 +133,7 @@ def test_a_wrong_group_is_named(make: Make, place: str):
     "make",
     [
         lambda m: AdamW(m.parameters(), lr=1e-3),
+        lambda m: AdamW(m.parameters(), betas=(0.95, 0.95)),  # Reddi et al. compare beta1's square
         lambda m: SGD([{"params": b.parameters(), "lr": 0.1 / 2**i} for i, b in enumerate(m.blocks)]),
         lambda m: [
             Muon([p for n, p in m.named_parameters() if n.startswith("blocks") and p.ndim > 1], lr=0.02),
@@ -142,6 +143,14 @@ def test_a_wrong_group_is_named(make: Make, place: str):
 )
 def test_one_group_layerwise_rates_and_muon_on_hidden_matrices_are_sound(make: Make):
     assert with_optimizer(make, "groups").ok
+
+
+def test_the_rate_that_was_asked_for_may_be_that_of_one_group():
+    def two_rates(model: nn.Module) -> AdamW:
+        return AdamW([{"params": model.blocks.parameters()}, {"params": model.head.parameters(), "lr": 1e-2}])
+
+    assert with_optimizer(two_rates, "groups", lr=1e-2).ok
+    assert first(with_optimizer(two_rates, "groups", lr=1e-1)) == ("groups", "optimizer")
 
 
 def in_groups(is_flat: Callable[[str], bool]) -> Make:

@@ -20,6 +20,10 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
+from normlab.setups.setup import Setup
+from normlab.trace.rates import rates_of
+from normlab.trace.restore import same_globals
+
 from .tiny import Decoder, Whole, first, groups, loss_of, report_of, sound, tokens
 
 
@@ -331,6 +335,22 @@ def test_a_schedule_that_is_resumed_must_last_for_the_steps_that_are_left():
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": sound}
     assert report_of("schedule", **given, declare={"steps": 60}).ok
     assert not report_of("schedule", **given, declare={"steps": 100}).ok
+
+
+def test_rates_far_ahead_of_a_resumed_schedule_are_counted_from_its_first_step():
+    model, planned, taken = Decoder(), 50_000, 100
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    scheduler = LambdaLR(optimizer, lambda i: 1 - i / planned)
+    for _ in range(taken):
+        optimizer.step()
+        scheduler.step()
+    given = Setup(
+        model, tokens(), loss_of, optimizer=optimizer, scheduler=scheduler, declare={"steps": planned}
+    )
+    with same_globals():
+        found = rates_of(given)
+    assert found.steps[-1] > planned / 2
+    assert found.top == pytest.approx([1e-3 * (1 - (taken + i) / planned) for i in found.steps])
 
 
 def test_a_schedule_that_the_step_leaves_alone_may_count_something_else():

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.trace.starts import Start
 
-from .tiny import DIM, Decoder, first, loss_of, report_of, tokens
+from .tiny import DIM, LENGTH, VOCAB, Decoder, first, loss_of, report_of, tokens
 
 
 def test_a_start_as_drawn_holds():
@@ -79,6 +81,46 @@ def test_a_confident_start_fails():
     model = Decoder()
     model.head.weight.data *= 20
     assert first(report_of("initial_loss", model=model)) == ("initial_loss", "head.weight")
+
+
+def as_confident(share: float) -> Decoder:
+    """A decoder whose logits vary by this share of what lets one class outweigh all others."""
+    torch.manual_seed(0)
+    model = Decoder(0.0)
+    variance = float(model(tokens()[:, :-1]).detach().var(-1).mean())
+    model.head.weight.data *= (share * 2 * math.log(VOCAB) / variance) ** 0.5
+    return model
+
+
+@pytest.mark.parametrize(("share", "failing"), [(0.7, 0), (1.4, 1)])
+def test_a_start_is_confident_from_the_variance_on_at_which_one_class_outweighs_all(
+    share: float, failing: int
+):
+    assert len(report_of("initial_loss", model=as_confident(share)).failures) == failing
+
+
+def test_targets_that_are_not_counted_hide_no_confident_start():
+    def of_first(model: nn.Module, ids: Tensor) -> Tensor:
+        targets = ids[:, 1:].masked_fill(torch.arange(LENGTH - 1) > 0, -100)
+        return F.cross_entropy(model(ids[:, :-1]).transpose(1, 2), targets)
+
+    report = report_of("initial_loss", model=as_confident(1.4), loss=of_first)
+    assert first(report) == ("initial_loss", "head.weight")
+
+
+def drawn(size: float) -> Tensor:
+    """Ten thousand draws whose root mean square is the given one."""
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    return x * size / x.square().mean().sqrt()
+
+
+def test_a_declared_deviation_is_compared_at_a_level_that_all_comparisons_share():
+    error = (2 * 10_000) ** -0.5
+    start = Start("weight", std=1.0)
+    assert not start.difference(drawn(1 + 4 * error))
+    assert start.difference(drawn(1 + 6 * error))
+    assert not start.difference(drawn(1 + 6 * error), compared=10**6)
+    assert start.difference(drawn(1 + 8 * error), compared=10**6)
 
 
 class Rotating(Decoder):

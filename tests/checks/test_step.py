@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import SGD, AdamW, Optimizer
 
-from .tiny import Decoder, Whole, first, groups, loss_of, report_of, sound
+from normlab.setups.setup import Setup
+from normlab.trace.step_under_test import StepUnderTest
+
+from .tiny import Decoder, Whole, first, groups, loss_of, report_of, sound, tokens
 
 
 def with_step(whole: Whole, *names: str, **setup: Any) -> Any:
@@ -248,6 +251,32 @@ def test_a_step_that_writes_into_the_batch_is_named():
         sound(model, ids, optimizer, scheduler)
 
     assert first(with_step(whole, "repeats")) == ("repeats", "step")
+
+
+def test_a_step_that_insists_on_its_precision_is_compared_up_to_its_rounding():
+    def narrow(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+        if next(model.parameters()).dtype != torch.float32:
+            raise TypeError("weights must be in float32")
+        sound(model, ids, optimizer, scheduler)
+
+    assert with_step(narrow, "step", "repeats").holds == ("step", "repeats")
+
+
+class Noting(SGD):
+    """Notes the rate of each of its steps."""
+
+    rates: ClassVar[list[float]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        self.rates.append(self.param_groups[0]["lr"])
+        return super().step(closure)
+
+
+def test_a_small_batch_is_learnt_at_rates_that_rise_over_ten_steps():
+    Noting.rates.clear()
+    given = Setup(Decoder(0.0), tokens(), loss_of, optimizer=lambda m: Noting(m.parameters(), lr=0.1))
+    StepUnderTest(given).whole_step.dry_run().losses(tokens(), [0.5])
+    assert Noting.rates[:10] == pytest.approx([0.05 * number for number in range(1, 11)])
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,21 @@ def test_a_mask_of_ones_that_is_not_read_is_named_where_nothing_is_packed():
     assert [v.module for v in report.failures] == ["mask"]
 
 
+def within_documents(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Ask no document for the beginning of the next one."""
+    targets = batch["ids"].masked_fill(batch["positions"] == 0, -100)
+    return F.cross_entropy(model(**batch)[:, :-1].transpose(1, 2), targets[:, 1:])
+
+
+@pytest.mark.parametrize(("loss", "noted"), [(loss_of, ["loss"]), (within_documents, [])])
+def test_a_loss_that_asks_for_the_beginning_of_the_next_document_is_noted(loss: Any, noted: list[str]):
+    torch.manual_seed(0)
+    batch = {"ids": tokens(), "positions": POSITIONS}
+    report = report_of("documents", model=Packed("positions"), batches=batch, loss=loss)
+    assert report.holds == ("documents",)
+    assert [note.module for note in report.notes] == noted
+
+
 class Windowed(Attending):
     """Scores that a mask adds minus infinity to, outside of a window."""
 
@@ -346,6 +361,14 @@ def test_logits_in_parts_or_one_shorter_are_logits(kind: type[nn.Module], loss: 
     assert report_of(*names, model=kind(), loss=loss).holds == names
     assert first(report_of("reach", model=blind(kind()), loss=loss))[0] == "reach"
     assert first(report_of("causality", model=looking_ahead(kind()), loss=loss))[0] == "causality"
+
+
+def test_a_token_that_is_seen_ahead_in_training_alone_is_named():
+    model = Decoder()
+    model.embed.register_forward_hook(
+        lambda module, _, x: x + 0.1 * x.roll(-1, 1) if module.training else None
+    )
+    assert first(report_of("causality", model=model))[0] == "causality"
 
 
 class Turning(Attending):

@@ -17,6 +17,7 @@ from scipy import stats
 import normlab
 from cases import each
 from normlab.cli.main import main
+from normlab.judging.statistics import detectable, fisher, seeds_needed
 from normlab.report import contract
 
 DATA = Path(__file__).parent / "data"
@@ -46,6 +47,7 @@ def verdict_of(change, **how):
         (moved(-0.1), {"margin": 0.1}, "undecided"),
         (moved(0.0, jitter=0.01), {}, "undecided"),
         (moved(-0.1)[:1], {}, "undecided"),
+        (moved(-0.1)[:3], {}, "keep"),  # a run that is missing is none that failed
         ([*moved(-0.1)[:3], math.nan], {}, "undecided"),
     ],
 )
@@ -68,6 +70,22 @@ def test_a_pair_is_judged_by_the_paired_t_test():
     sign = 1 if difference.a == "a" else -1
     assert difference.p == pytest.approx(test.pvalue)
     assert sorted([sign * found.low, sign * found.high]) == pytest.approx([interval.low, interval.high])
+
+
+def test_an_open_difference_says_how_many_seeds_would_show_it():
+    a, b = np.random.default_rng(0).standard_normal((2, 6))
+    (difference,) = normlab.judge({"a": a, "b": b}).differences
+    assert difference.answer == "open"
+    apart = a - b
+    effect = abs(apart.mean()) * 2**0.5 / apart.std(ddof=1)  # in deviations of one of the two
+    assert difference.seeds_needed == seeds_needed(2, effect, at_least=7)
+
+
+def test_how_often_each_trains_is_corrected_for_the_number_of_pairs():
+    scores = {"always": [3.0] * 6, "never": [math.nan] * 6, "as often": [3.1] * 6}
+    found = {frozenset((d.a, d.b)): d.p_trains for d in normlab.judge(scores).differences}
+    assert found[frozenset(("always", "never"))] == pytest.approx(3 * fisher((6, 6), (0, 6)))
+    assert found[frozenset(("always", "as often"))] == 1.0
 
 
 def test_seeds_pair_runs_in_any_order():
@@ -111,6 +129,7 @@ def test_noise_and_power_are_those_of_the_scores():
     spread = math.sqrt(values.var(axis=1, ddof=1).mean())
     assert judgement.noise == pytest.approx(2**0.5 * spread)
     assert list(judgement.can_tell) == [2, 3, 5, 10]
+    assert judgement.can_tell[5] == pytest.approx(detectable(3, 5) * spread)
     assert judgement.can_tell[10] < judgement.can_tell[5] < judgement.can_tell[3]
 
 

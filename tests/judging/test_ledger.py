@@ -15,6 +15,7 @@ from normlab.cli.main import main
 from normlab.errors import UserError
 from normlab.judging.experiment import Request, experiment
 from normlab.judging.ledger import Ledger, level_of
+from normlab.judging.sequential import MOST_SEEDS
 from normlab.judging.statistics import LEVEL
 
 FOLDER = Path("ledger")
@@ -31,6 +32,12 @@ def here(tmp_path, monkeypatch):
 def propose(change, **how):
     request = {"jobs": 2, "folder": FOLDER, "ledger": True, "fresh_seeds": 3, **how}
     return experiment(Request(BASE, f"{BASE} {change}", METRIC, **request))
+
+
+def seeds_of(here, *, gain):
+    """The seeds with which the script has run at a gain."""
+    words = [line.split() for line in (here / "ran.txt").read_text().splitlines()]
+    return {int(seed) for _, of_run, seed in words if float(of_run) == gain}
 
 
 def test_levels_of_proposals_without_a_keep_add_up_to_the_level():
@@ -54,6 +61,8 @@ def test_proposals_are_entered_with_their_levels_and_a_keep_is_measured_again(he
     first, second = ledger.proposals
     assert (first.fresh_seeds, second.fresh_seeds) == (3, 0)
     assert first.measured.value == pytest.approx(0.08, abs=0.03)
+    assert seeds_of(here, gain=0.08) >= {MOST_SEEDS + 1, MOST_SEEDS + 2, MOST_SEEDS + 3}
+    assert max(seeds_of(here, gain=-0.08)) <= MOST_SEEDS
     assert ledger.lucky == pytest.approx(first.level + second.level)
 
 

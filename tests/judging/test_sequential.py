@@ -12,7 +12,8 @@ import normlab
 from cases import each
 from normlab.errors import UserError
 from normlab.judging.boundary import FIRST, Boundary, boundary, spent
-from normlab.judging.sequential import MOST_SEEDS, critical, streak
+from normlab.judging.sequential import MOST_SEEDS, OF_TRAINING, critical, streak
+from normlab.judging.statistics import POWER
 
 NAN = math.nan
 
@@ -29,6 +30,12 @@ def statistics_of(gains):
 def test_the_first_critical_value_is_that_of_a_plain_t_test():
     assert boundary(0.05).critical(FIRST) == pytest.approx(stats.t.isf(0.05 * spent(FIRST), FIRST - 1))
     assert boundary(0.05).critical(FIRST - 1) == math.inf
+
+
+@each("level", [0.2, 0.05])
+def test_the_question_of_training_has_a_share_of_the_level(level):
+    left = (1 - OF_TRAINING) * level
+    assert critical(level, FIRST) == pytest.approx(stats.t.isf(left * spent(FIRST), FIRST - 1))
 
 
 @each("level", [0.2, 0.05])
@@ -107,6 +114,12 @@ def test_a_lower_level_keeps_later_and_discards_as_soon():
     assert judged([(b, a) for a, b in GAINS], level=1e-4).seeds == judged([(b, a) for a, b in GAINS]).seeds
 
 
+def test_a_lower_level_keeps_later_what_trains_more_often_and_discards_as_soon_what_does_not():
+    cured, broken = [(NAN, 1.0)] * 30, [(1.0, NAN)] * 30
+    assert judged(cured, level=1e-4).seeds > judged(cured).seeds
+    assert judged(broken, level=1e-4).seeds == judged(broken).seeds
+
+
 def test_what_more_seeds_would_do_is_what_they_do():
     random = np.random.default_rng(0)
     pairs = [(score + 0.01, score) for score in random.normal(3.0, 0.01, size=4)]
@@ -123,6 +136,25 @@ def test_a_gain_near_nothing_is_hopeless_and_a_large_one_is_not():
     assert judged(nothing).hopeless
     assert not judged(GAINS[:3], margin=0.098).decided
     assert not judged([(3.0, 2.99), (3.0, 2.96), (3.0, 2.98)]).hopeless
+
+
+def test_more_seeds_decide_in_four_of_five_cases():
+    gains = np.array([0.02, 0.0, 0.018, 0.003])
+    decision = judged([(3.0 + gain, 3.0) for gain in gains])
+    effect, enough = gains.mean() / gains.std(ddof=1), len(gains) + decision.more_seeds
+
+    def excess(seeds):
+        return effect * math.sqrt(seeds) - critical(0.05, seeds) - stats.norm.ppf(POWER)
+
+    assert excess(enough - 1) < 0 <= excess(enough)
+
+
+@each("sign", [1, -1])
+def test_a_gain_that_an_error_more_would_decide_is_not_hopeless(sign):
+    gains = [0.6 + deviation for deviation in (-1.25, -0.5, 0.0, 0.5, 1.25)]
+    decision = judged([(3.0 + sign * 0.01 * gain, 3.0) for gain in gains])
+    assert not decision.decided
+    assert not decision.hopeless
 
 
 def test_a_streak_decides_with_the_chance_of_its_level():

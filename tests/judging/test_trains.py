@@ -25,6 +25,15 @@ def test_three_seeds_cannot_show_that_a_recipe_trains_more_often_and_five_can():
     assert seeds_for_shares((3, 3), (3, 3), pairs=1) is None
 
 
+def test_the_interval_of_a_gap_takes_the_share_that_widens_it():
+    gap = share_gap(3, 0, 6)
+    assert gap.value == 0.5
+    assert gap.low == pytest.approx((2 * share(3, 3).low - 1) * share(3, 6).high)  # below 0
+    assert gap.high == pytest.approx(share(3, 6).high)
+    assert (share_gap(0, 3, 6).low, share_gap(0, 3, 6).high) == pytest.approx((-gap.high, -gap.low))
+    assert share_gap(20, 0, 20).low == pytest.approx((2 * share(20, 20).low - 1) * share(20, 20).low)
+
+
 @pytest.mark.slow
 @each("shares", [(0.0, 0.0), (0.3, 0.05), (0.5, 0.5), (0.9, 0.05), (0.1, 0.02)])
 def test_the_interval_of_a_gap_covers_at_least_95_percent(shares):

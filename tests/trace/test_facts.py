@@ -10,7 +10,7 @@ from torch import nn
 from cases import each
 from normlab.nn.kernels import linear as kernels_linear
 from normlab.setups.setup import Declaration
-from normlab.trace.compare import part_of
+from normlab.trace.compare import part_of, rounded
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.facts.targets import read_targets
@@ -230,6 +230,13 @@ def test_a_part_without_entries_is_none():
     assert part_of(last.expand(2, 5))(torch.ones(2, 4, 3)) is None
     assert part_of(last.expand(2, 5))(torch.ones(2, 5, 3)) is not None
     assert part_of(torch.zeros(2, dtype=torch.bool))(torch.ones(2, 3)) is None
+
+
+def test_parameters_are_rounded_as_the_coarsest_of_their_types():
+    parameters = {"wide": torch.ones(4), "narrow": torch.ones(4, dtype=torch.bfloat16)}
+    moved, eps = rounded(parameters, torch.Generator().manual_seed(0))
+    assert eps == torch.finfo(torch.bfloat16).eps
+    assert not torch.equal(moved["wide"], parameters["wide"])
 
 
 def test_rows_may_come_second_in_the_model():

@@ -21,6 +21,7 @@ from nasty.base import CASES, Batch, Case
 from normlab.diagnosis import diagnose, read_structure
 from normlab.errors import UserError
 from normlab.trace.kept import put_back
+from normlab.trace.restore import in_mode, random_states, same_random_state
 
 # ----------------------------------------------------------------------------------------------- what is same
 
@@ -224,6 +225,23 @@ def test_what_was_made_in_inference_mode_is_refused(of, instrument) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UserError, match=r"made in torch\.inference_mode"):
         instrument(model, x, loss=squared, optimizer=optimizer)
+
+
+def test_random_states_are_put_back() -> None:
+    before = random_states()
+    with same_random_state(3):
+        torch.rand(1)
+        random.random()
+        np.random.rand()  # noqa: NPY002
+    assert random_states() == before
+
+
+def test_a_module_that_has_a_mode_of_its_own_gets_it_back() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Dropout())
+    model[1].eval()
+    with in_mode(model, training=False):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, True, False]
 
 
 def test_containers_that_a_step_fills_are_emptied() -> None:

@@ -187,6 +187,14 @@ def test_a_step_at_other_weights_is_that_of_a_model_that_has_them():
     )
 
 
+def test_weights_that_a_further_change_does_not_name_stay():
+    model, zeros = nn.Linear(4, 4), {"weight": torch.zeros(4, 4), "bias": torch.zeros(4)}
+    trace = Trace(model, X, square)
+    for name, value in zeros.items():
+        trace = trace.again(weights={name: value})
+    assert trace.loss == 0
+
+
 def test_a_shared_parameter_is_put_back_whatever_path_names_it():
     block = nn.Linear(4, 4)
     model = nn.Sequential(block, nn.Tanh(), block)

@@ -60,6 +60,19 @@ def test_a_trial_ends_by_three_rules_and_by_no_other():
     assert not any(hopeless(behind[:i], 100, behind, 1.0) for i in range(1, 101))
 
 
+def test_one_loss_among_many_ends_no_trial():
+    fine = [3.0 - 0.01 * i for i in range(100)]
+    for place in range(1, 100):
+        spiky = [*fine[:place], fine[place] + 1.0]
+        assert not hopeless(spiky, 100, (), 1.0)
+
+
+def test_what_a_usable_rate_may_lose_is_a_share_of_what_the_best_learns():
+    assert highest_usable({0: 2.0, 1: 2.04, 2: 2.06}, 3.0) == 1
+    assert highest_usable({0: 2.0, 1: 2.04, 2: 2.06}, 4.0) == 2
+    assert highest_usable({0: 2.0, 1: 2.04, 2: 2.06}, 2.0) == 0
+
+
 def test_a_rate_is_worse_only_by_more_than_the_noise_of_its_batches():
     scores = {-2: 2.2, -1: 2.1, 0: 2.0, 1: 2.06, 2: 2.1}  # the limit is 2.05
     assert highest_usable(scores, 3.0) == 0
