@@ -330,7 +330,8 @@ class Recording:
                 events += _without_passes_of(window, elsewhere) if is_own else window
                 window = []
         events += window
-        passes = [event.subject for event in events if event.kind == "backward"]
+        backward = [event.subject for event in events if event.kind == "backward"]
+        passes = [each for each in backward if each is not None]  # of later steps the batches alone are kept
         return replace(self, events=events, micro_batches=passes) if elsewhere else self
 
     @property
