@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import normlab
-from normlab.base.files import reserved
+from normlab.base.locks import reserved
 from normlab.errors import UserError
 from normlab.lab.config import Config, ModelConfig
 from normlab.lab.sized import resized, sized

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from normlab.base.files import own
+from normlab.base.files import regular_or_new
 from normlab.base.io import flag_name
 from normlab.base.metric import amount
 from normlab.base.units import count, duration, p_value, rate
@@ -120,7 +120,7 @@ class CompareCommand:
                 unwritten.append(error)
 
         unwritten: list[Exception] = []
-        page = own(request.out / "comparison.html")
+        page = regular_or_new(request.out / "comparison.html")
         tried = len(request.lrs or AROUND) if len(request.lrs) != 1 else 0
         expected = len(request.recipes) * (tried + request.seeds)
         with ProgressDisplay(jobs=request.jobs, expected_runs=expected) as shown:
