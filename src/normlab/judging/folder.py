@@ -22,9 +22,9 @@ from normlab.judging.run import FAILED, ScoredRun, ScoreOptions, ended
 from normlab.judging.table import (
     Table,
     column_named,
-    is_empty,
     is_numeric,
     number_of,
+    numbers_in,
     read_csv,
     read_json_rows,
 )
@@ -116,17 +116,11 @@ def _log_values(path: Path, options: ScoreOptions) -> list[float]:
 # --------------------------------------------------------------------------------------- trainers' files
 
 
-def _column_values(table: Table, metric: str) -> list[float]:
-    """The numbers of a column, in order; a logger leaves cells empty at steps where it did not measure."""
-    numbers = (number_of(value) for value in table.values(metric) if not is_empty(value))
-    return [number for number in numbers if number is not None]
-
-
 def _csv_values(path: Path, options: ScoreOptions) -> list[float]:
     table = read_csv(path)
     if table.columns == ("Wall time", "Step", "Value"):
-        return _column_values(table, "Value")
-    return _column_values(table, _metric_of(table, options))
+        return numbers_in(table, "Value")
+    return numbers_in(table, _metric_of(table, options))
 
 
 def _metric_of(table: Table, options: ScoreOptions) -> str:
@@ -141,7 +135,7 @@ def _metric_of(table: Table, options: ScoreOptions) -> str:
 
 def _json_lines_values(path: Path, options: ScoreOptions) -> list[float]:
     table = read_json_rows(path)
-    return _column_values(table, _metric_of(table, options))
+    return numbers_in(table, _metric_of(table, options))
 
 
 def _trainer_state_values(path: Path, options: ScoreOptions) -> list[float]:

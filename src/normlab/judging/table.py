@@ -192,6 +192,12 @@ def is_numeric(table: Table, column: str) -> bool:
     return bool(cells) and all(number_of(value) is not None for value in cells)
 
 
+def numbers_in(table: Table, column: str) -> list[float]:
+    """The numbers of a column, in order; a logger leaves cells empty at steps where it did not measure."""
+    numbers = [number_of(value) for value in table.values(column)]
+    return [number for number in numbers if number is not None]
+
+
 def seed_text(value: Any) -> str:
     """Return a seed as text; a data frame with an empty cell turns 1 into 1.0."""
     number = number_of(value)

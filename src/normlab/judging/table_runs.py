@@ -10,7 +10,7 @@ from typing import Any, Final
 from normlab.errors import UserError
 from normlab.judging.naming import SEED_WORD, change_and_seed
 from normlab.judging.run import ScoredRun, ScoreOptions, ended
-from normlab.judging.table import Table, column_named, is_empty, is_numeric, number_of, seed_text
+from normlab.judging.table import Table, column_named, is_empty, is_numeric, number_of, numbers_in, seed_text
 
 SEED_COLUMN: Final = re.compile(r"(?:.*[._/ ])?(?:random_?|rng_?)?seed", re.IGNORECASE)
 SEED_NAME: Final = re.compile(r"(?:seed|s)?[-_= ]?(\d+)", re.IGNORECASE)
@@ -28,16 +28,26 @@ FORM_OF_DICT: Final = "a dict has a list of scores for each change, such as {'ba
 
 def runs_of(table: Table, options: ScoreOptions) -> list[ScoredRun]:
     """Return the runs of a table. Raises UserError if it is not clear which column is what."""
-    curves = {c: match for c in table.columns if (match := WANDB_CURVE.fullmatch(c))}
+    curves = _columns_like(WANDB_CURVE, table.columns)
     if curves and not options.by:
         return _runs_of_curves(table, curves, options)
     seed = column_named(table, options.seed, "--seed-column") if options.seed else _seed_column(table)
-    if not options.metric and not options.by:
-        if seed is not None and (columns := _changes_across(table, seed)):
+    may_be_wide = not options.metric and not options.by
+    if may_be_wide and seed is not None:
+        columns = _changes_across(table, seed)
+        if columns:
             return _wide_by_change(table, seed, columns)
-        if seed is None and (seeds := _seeds_across(table)):
+    elif may_be_wide:
+        seeds = _seeds_across(table)
+        if seeds:
             return _wide_by_seed(table, seeds)
     return _long(table, seed, options)
+
+
+def _columns_like(pattern: re.Pattern[str], columns: Sequence[str]) -> dict[str, re.Match[str]]:
+    """The columns with a name of some form, each with its match."""
+    matches = {column: pattern.fullmatch(column) for column in columns}
+    return {column: match for column, match in matches.items() if match is not None}
 
 
 def _seed_column(table: Table) -> str | None:
@@ -65,9 +75,13 @@ def _seeds_across(table: Table) -> dict[str, str]:
     Other columns of numbers, such as their mean, are left out if the seeds are called so: ``seed 1``.
     """
     _, *others = table.columns
-    seeds = {c: match[1] for c in others if (match := SEED_NAME.fullmatch(c)) and is_numeric(table, c)}
+    seeds = {
+        column: match[1]
+        for column, match in _columns_like(SEED_NAME, others).items()
+        if is_numeric(table, column)
+    }
     are_called_so = all(SEED_WORD.search(column) for column in seeds)
-    return seeds if seeds and (are_called_so or len(seeds) == len(others)) else {}
+    return seeds if are_called_so or len(seeds) == len(others) else {}
 
 
 def _wide_by_change(table: Table, seed: str, columns: Sequence[str]) -> list[ScoredRun]:
@@ -93,17 +107,22 @@ def _runs_of_curves(
     table: Table, curves: Mapping[str, re.Match[str]], options: ScoreOptions
 ) -> list[ScoredRun]:
     """The runs of an exported chart of Weights & Biases: a column for each run, a row for each step."""
-    metrics = dict.fromkeys(m["metric"] for c, m in curves.items() if not c.endswith(ENDS_OF_BAND))
-    if options.metric not in metrics and (options.metric or len(metrics) > 1):
-        allowed = f"has curves of {', '.join(metrics)}"
-        raise UserError(f"{table.source} {allowed}; type --metric {shlex.quote(next(iter(metrics)))}")
-    metric = options.metric or next(iter(metrics))
+    metrics = list(
+        dict.fromkeys(
+            match["metric"] for column, match in curves.items() if not column.endswith(ENDS_OF_BAND)
+        )
+    )
+    is_clear = options.metric in metrics if options.metric else len(metrics) == 1
+    if not is_clear:
+        raise UserError(
+            f"{table.source} has curves of {', '.join(metrics)}; type --metric {shlex.quote(metrics[0])}"
+        )
+    metric = options.metric or metrics[0]
     runs = []
     for column, match in curves.items():
         if match["metric"] != metric:
             continue
-        cells = table.values(column)
-        values = [number for cell in cells if not is_empty(cell) and (number := number_of(cell)) is not None]
+        values = numbers_in(table, column)
         change, seed = change_and_seed(match["run"], options.name)
         score = options.take.score(values, higher_is_better=options.higher_is_better)
         runs.append(ended(change, seed, score, f"{table.source}, {column}", metric=metric))
@@ -115,16 +134,17 @@ def _long(table: Table, seed: str | None, options: ScoreOptions) -> list[ScoredR
     state = next((column for column in table.columns if STATE_COLUMN.fullmatch(column)), None)
     metric = _metric_column(table, [seed, state, *options.by], options)
     by = [column_named(table, name, "--by") for name in options.by]
-    split_names = not by and set(table.columns) >= OF_WANDB
-    if split_names:
-        grouped = "Group" in table.columns and not any(map(is_empty, table.values("Group")))
-        by, split_names = ["Group" if grouped else "Name"], not grouped
+    names_hold_seeds = False
+    if not by and set(table.columns) >= OF_WANDB:
+        is_grouped = "Group" in table.columns and not any(map(is_empty, table.values("Group")))
+        by = ["Group" if is_grouped else "Name"]
+        names_hold_seeds = not is_grouped
     by = by or _change_columns(table, [seed, state, metric])
     runs = []
     for i, row in enumerate(table.rows):
-        change = str(row[by[0]]) if len(by) == 1 else ", ".join(f"{c}={row[c]}" for c in by)
+        change = str(row[by[0]]) if len(by) == 1 else ", ".join(f"{column}={row[column]}" for column in by)
         seed_of_run = None if seed is None or is_empty(row[seed]) else seed_text(row[seed])
-        if split_names:
+        if names_hold_seeds:
             change, seed_in_name = change_and_seed(change, options.name)
             seed_of_run = seed_of_run or seed_in_name
         state_of_run = str(row[state] or "") if state else ""
