@@ -84,12 +84,12 @@ def _advice(trials: TrialsBySize, sweep: Sweep) -> str:
     best = trials.best_at(sweep, trials.target)
     if best is None:
         return ""
-    there = f"at {trials.axis} {trials.target} take"
+    take = f"at {trials.axis} {trials.target} take"
     if trials.scales_itself:
         times = f"{best.value:.2f} times (95%: {best.low:.2f} to {best.high:.2f})"
-        return f"{there} {times} the rate that your setup gives there"
+        return f"{take} {times} the rate that your setup gives there"
     value, low, high = (short_rate(trials.current_rate * multiple) for multiple in best)
-    return f"{there} {value} (95%: {low} to {high})"
+    return f"{take} {value} (95%: {low} to {high})"
 
 
 def _why_unknown(axis: str, sweep: Sweep, sizes: Sequence[int]) -> str:

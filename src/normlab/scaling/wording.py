@@ -132,12 +132,12 @@ def _multiplied(row: Row) -> str:
     return "its learning rate, or its output," if row.quantity == "update" else "its output"
 
 
-def _scaled(what: str, power: float, axis: str) -> str:
-    """What to multiply by a power of the ratio of sizes."""
+def _scaled(quantity: str, power: float, axis: str) -> str:
+    """The advice to multiply something by a power of the ratio of sizes."""
     size = abs(power)
     ratio = f"the {axis} ratio"
     if abs(size - HALF) < HALF / 10:
         ratio = f"the root of the {axis} ratio"
     elif abs(size - 1) > HALF / 10:
         ratio = f"the {axis} ratio to the power {size:.2g}"
-    return f"{'divide' if power < 0 else 'multiply'} {what} by {ratio}"
+    return f"{'divide' if power < 0 else 'multiply'} {quantity} by {ratio}"
