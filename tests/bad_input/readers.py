@@ -32,7 +32,8 @@ from normlab.checks.baseline import changed_parameters, parameters_of, read_base
 from normlab.checks.declared import declared
 from normlab.cli.main import main
 from normlab.errors import UserError
-from normlab.judging.experiment import Request, experiment
+from normlab.judging.experiment import Request
+from normlab.judging.experimenter import experiment
 from normlab.lab.config import DataConfig
 from normlab.lab.data.plain import prepare_text
 from normlab.lab.data.sources import open_text

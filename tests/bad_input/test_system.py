@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 from bad_input.damage import MODEL
 from bad_input.disk import small_disk
 from bad_input.prompt import GOOD, lacking, refused
-from normlab.base import files
-from normlab.base import files as locks
+from normlab.base import files, locks
 from normlab.cli.main import main
 from normlab.lab.data.ragged import ArrayWriter
 from normlab.lab.runs import RunFolder

@@ -13,7 +13,7 @@ from normlab.cli.main import INTERRUPTED, main
 from normlab.cli.options import FAILS
 from normlab.cli.trials import TransferCommand
 from normlab.scaling.family import family_of
-from normlab.scaling.transfer import Request
+from normlab.scaling.request import Request
 from normlab.setups.function import function_from_file
 from normlab.trials.course import read_course
 from normlab.trials.training import first_steps

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from cases import each
-from normlab.base.files import reserved
+from normlab.base.locks import reserved
 from normlab.cli.main import INTERRUPTED, main
 
 TRAIN = """

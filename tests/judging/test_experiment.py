@@ -19,7 +19,8 @@ from cases import each
 from judging.test_judge import VALIDATOR
 from normlab.cli.main import main
 from normlab.errors import UserError
-from normlab.judging.experiment import Request, experiment
+from normlab.judging.experiment import Request
+from normlab.judging.experimenter import experiment
 
 SCRIPT = Path(__file__).parent / "train.py"
 BASE = f"{sys.executable} train.py --seed={{seed}}"
@@ -238,7 +239,7 @@ def test_ctrl_c_ends_the_runs_and_the_same_command_continues(here):
 
 
 def test_two_experiments_in_one_folder_are_refused(here):
-    from normlab.base.files import hold
+    from normlab.base.locks import hold
 
     (here / "runs").mkdir()
     with hold(here / "runs"), pytest.raises(UserError, match="another process"):

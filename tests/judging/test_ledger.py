@@ -13,7 +13,8 @@ from judging.test_experiment import BASE, METRIC, SCRIPT, begun
 from judging.test_judge import VALIDATOR
 from normlab.cli.main import main
 from normlab.errors import UserError
-from normlab.judging.experiment import Request, experiment
+from normlab.judging.experiment import Request
+from normlab.judging.experimenter import experiment
 from normlab.judging.ledger import Ledger, level_of
 from normlab.judging.sequential import MOST_SEEDS
 from normlab.judging.statistics import LEVEL

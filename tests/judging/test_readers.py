@@ -11,29 +11,28 @@ import normlab
 from cases import each
 from normlab.errors import UserError
 from normlab.judging.naming import change_and_seed
-from normlab.judging.run import Take
+from normlab.judging.run import ScoreOptions, Take
 from normlab.judging.scores import read_scores
-from normlab.judging.table import Asked
 
 DATA = Path(__file__).parent / "data"
 SCORES = {"base": {"1": 3.312, "2": 3.294, "3": 3.301}, "qknorm": {"1": 3.214, "2": 3.187, "3": None}}
 """What every form below holds; the third run of qknorm diverged or failed."""
 LOSS = r"val_loss: ([0-9.]+)"
 FORMS = {
-    "long.csv": Asked(),
-    "wide_by_seed.csv": Asked(),
-    "wide_by_change.tsv": Asked(),
-    "scores.jsonl": Asked(metric="loss", by=("variant",)),
-    "logs": Asked(metric=LOSS),
-    "nanogpt": Asked(),
-    "huggingface": Asked(),
-    "lightning": Asked(metric="val_loss"),
-    "tensorboard_csv": Asked(name=r"run-(?P<change>.+)-seed(?P<seed>\d+)-tag"),
-    "tensorboard_json": Asked(),
-    "wandb_runs.csv": Asked(metric="val_loss"),
-    "wandb_chart.csv": Asked(),
-    "wandb_runs.json": Asked(metric="val/loss", by=("config.qk_norm",)),
-    "results.tsv": Asked(metric="val_bpb", by=("description",)),
+    "long.csv": ScoreOptions(),
+    "wide_by_seed.csv": ScoreOptions(),
+    "wide_by_change.tsv": ScoreOptions(),
+    "scores.jsonl": ScoreOptions(metric="loss", by=("variant",)),
+    "logs": ScoreOptions(metric=LOSS),
+    "nanogpt": ScoreOptions(),
+    "huggingface": ScoreOptions(),
+    "lightning": ScoreOptions(metric="val_loss"),
+    "tensorboard_csv": ScoreOptions(name=r"run-(?P<change>.+)-seed(?P<seed>\d+)-tag"),
+    "tensorboard_json": ScoreOptions(),
+    "wandb_runs.csv": ScoreOptions(metric="val_loss"),
+    "wandb_chart.csv": ScoreOptions(),
+    "wandb_runs.json": ScoreOptions(metric="val/loss", by=("config.qk_norm",)),
+    "results.tsv": ScoreOptions(metric="val_bpb", by=("description",)),
 }
 
 
@@ -41,9 +40,9 @@ NAMES = {"nanogpt": ("out-base", "out-qknorm"), "wandb_runs.json": ("False", "Tr
 """What the changes are called, where it is not base and qknorm."""
 
 
-def read(source, asked, names=("base", "qknorm")):
+def read(source, options, names=("base", "qknorm")):
     """The scores by change and seed."""
-    scores = read_scores(source, asked)
+    scores = read_scores(source, options)
     assert scores.changes == names
     by_change = [{run.seed: run.score for run in scores.of(change)} for change in names]
     return dict(zip(SCORES, by_change, strict=False))
@@ -74,7 +73,7 @@ SHEETS = {
 def test_tables_are_read_as_spreadsheets_write_them(tmp_path, form, encoding):
     path = tmp_path / "scores.csv"
     path.write_text(SHEETS[form], encoding=encoding)
-    found = read(path, Asked())
+    found = read(path, ScoreOptions())
     assert found == {"base": {"1": 3.312, "2": 3.294}, "qknorm": {"1": 3.214, "2": 3.187}}
 
 
@@ -101,7 +100,7 @@ def test_event_files_of_tensorboard_give_the_same_scores(tmp_path):
             with SummaryWriter(str(tmp_path / change / f"seed_{seed}")) as writer:
                 writer.add_scalar("val/loss", 3.7, 50)
                 writer.add_scalar("val/loss", float("nan") if score is None else score, 100)
-    found = read(tmp_path, Asked(metric="val/loss"))
+    found = read(tmp_path, ScoreOptions(metric="val/loss"))
     assert found["qknorm"].pop("3") is None
     for change, by_seed in found.items():
         assert by_seed == pytest.approx({seed: SCORES[change][seed] for seed in by_seed}, rel=1e-6)
@@ -121,7 +120,7 @@ def test_python_gives_the_same_scores():
         *(rows, table, polars.DataFrame(rows), lists, SCORES, by_seed),
         *(table.set_index(["change", "seed"]), table.set_index(["change", "seed"])["loss"]),
     ):
-        assert read(given, Asked()) == SCORES
+        assert read(given, ScoreOptions()) == SCORES
 
 
 def test_a_pivoted_data_frame_is_a_wide_table():
@@ -130,11 +129,11 @@ def test_a_pivoted_data_frame_is_a_wide_table():
     table = pandas.DataFrame(rows).astype({"seed": int})
     expected = {change: {"1": scores["1"], "2": scores["2"]} for change, scores in SCORES.items()}
     for index, columns in (("change", "seed"), ("seed", "change")):
-        assert read(table.pivot(index=index, columns=columns, values="loss"), Asked()) == expected
+        assert read(table.pivot(index=index, columns=columns, values="loss"), ScoreOptions()) == expected
 
 
 def test_runs_that_diverged_and_runs_that_crashed_are_told_apart():
-    diverged = read_scores(DATA / "logs", Asked(metric=LOSS)).of("qknorm")[2]
+    diverged = read_scores(DATA / "logs", ScoreOptions(metric=LOSS)).of("qknorm")[2]
     crashed = read_scores(DATA / "results.tsv", FORMS["results.tsv"]).of("qknorm")[2]
     assert (diverged.outcome, crashed.outcome) == ("diverged", "failed")
     assert "crash" in crashed.reason
@@ -142,9 +141,9 @@ def test_runs_that_diverged_and_runs_that_crashed_are_told_apart():
 
 def test_the_best_and_a_mean_of_the_last_may_be_taken(tmp_path):
     (tmp_path / "a_seed1.log").write_text("val_loss: 3.0\nval_loss: 2.0\nval_loss: 2.5\n")
-    asked = [("last", False, 2.5), ("best", False, 2.0), ("best", True, 3.0), ("mean:2", True, 2.25)]
-    for how, higher, score in asked:
-        scores = read_scores(tmp_path, Asked(metric=LOSS, take=Take.of(how), higher_is_better=higher))
+    options = [("last", False, 2.5), ("best", False, 2.0), ("best", True, 3.0), ("mean:2", True, 2.25)]
+    for how, higher, score in options:
+        scores = read_scores(tmp_path, ScoreOptions(metric=LOSS, take=Take.of(how), higher_is_better=higher))
         assert scores.values("a").tolist() == [score]
 
 
@@ -241,7 +240,7 @@ def test_a_damaged_folder_is_refused(tmp_path, name):
 
 
 @each(
-    "asked",
+    "options",
     [
         {"metric": "val_los"},
         {"metric": "val_loss("},
@@ -253,10 +252,10 @@ def test_a_damaged_folder_is_refused(tmp_path, name):
         {"mragin": 1.0},
     ],
 )
-def test_what_is_asked_for_must_be_there(asked):
-    source = DATA / ("logs" if "(" in asked.get("metric", "") else "long.csv")
+def test_what_is_asked_for_must_be_there(options):
+    source = DATA / ("logs" if "(" in options.get("metric", "") else "long.csv")
     with pytest.raises(UserError):
-        normlab.judge(source, **asked)
+        normlab.judge(source, **options)
 
 
 @each("scores", [3, "nowhere.csv", {"base": 3.0}, {"base": ["x"]}, [1, 2], {}, []])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import normlab
-from normlab.base.files import hold
+from normlab.base.locks import hold
 from normlab.errors import UserError
 from normlab.scaling import coordinates
 from normlab.scaling.family import family_of

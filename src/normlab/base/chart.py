@@ -27,7 +27,8 @@ class StudyChart:
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> StudyChart:
         """Rebuild a chart from what ``to_plain`` returned. Raises UserError for an unknown kind."""
-        fields, kinds = dict(plain), {cls.__name__: cls for cls in StudyChart.__subclasses__()}
+        kinds = {cls.__name__: cls for cls in StudyChart.__subclasses__()}
+        fields = dict(plain)
         kind = fields.pop("kind", "")
         if kind not in kinds:
             raise UserError(f"there is no chart of kind {kind!r}; there are {', '.join(kinds)}")

@@ -119,7 +119,7 @@ def validated(target: C) -> C:
             if name in kinds():
                 given[name] = _argument(name, value, kinds()[name])
             elif signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                given[name] = {key: _argument(key, one, kinds()[key]) for key, one in value.items()}
+                given[name] = {key: _argument(key, option, kinds()[key]) for key, option in value.items()}
         return function(*bound.args, **bound.kwargs)
 
     if not isinstance(target, type):
@@ -130,7 +130,8 @@ def validated(target: C) -> C:
 
 def _kinds(function: Any, signature: inspect.Signature) -> dict[str, Any]:
     """Return the annotation of every option, including those of ``**options: Unpack[Options]``."""
-    hints, kinds = typing.get_type_hints(function, include_extras=True), dict[str, Any]()
+    hints = typing.get_type_hints(function, include_extras=True)
+    kinds = dict[str, Any]()
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             kinds |= typing.get_type_hints(typing.get_args(hints[name])[0], include_extras=True)
@@ -147,8 +148,11 @@ def _argument(name: str, value: Any, kind: Any) -> Any:
             return Path(value)
     elif isinstance(value, Collection) and hasattr(value, "__getitem__"):
         shapes = {typing.get_origin(shape) for shape in (kind, *typing.get_args(kind))}
-        if shapes & {tuple, Sequence} and not isinstance(value, (bytes, Mapping)):
-            value = (tuple if tuple in shapes else list)(value)
+        if not isinstance(value, (bytes, Mapping)):
+            if tuple in shapes:
+                value = tuple(value)
+            elif Sequence in shapes:
+                value = list(value)
     try:
         return _adapter(kind).validate_python((value,))[0]
     except ValueError as error:  # pydantic is imported with the adapter, not again for each argument
@@ -168,6 +172,7 @@ def from_plain(kind: Any, content: Any, where: str = "", *, more: bool = False) 
     """
     from pydantic import ValidationError
 
+    # by way of JSON, where pydantic's strict mode takes a list for a tuple and a whole number for a float
     text = json.dumps([content], ensure_ascii=False, default=repr)
     if wrong := _UNUSABLE.search(text):
         raise UserError(f"text must be without NUL and halves of surrogate pairs, got {wrong[0]!a}")
@@ -175,9 +180,12 @@ def from_plain(kind: Any, content: Any, where: str = "", *, more: bool = False) 
         return _adapter(kind, "ignore" if more else "forbid").validate_json(text)[0]
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    spelt = [e["loc"] for e in errors if e["type"] == "float_type" and e["input"] in NOT_FINITE]
+    # a number that is not finite is text in JSON: such text is made a number where a number must be
+    spelt = [
+        error["loc"] for error in errors if error["type"] == "float_type" and error["input"] in NOT_FINITE
+    ]
     if not spelt:
-        unknown = (e for e in errors if e["type"] == _UNKNOWN)
+        unknown = (error for error in errors if error["type"] == _UNKNOWN)
         raise UserError(_refusal(next(unknown, errors[0]), kind, where))
     content = json.loads(text)
     for *outer, last in spelt:
@@ -200,8 +208,9 @@ def _adapter(kind: Any, extra: Literal["ignore", "forbid"] = "forbid") -> Any:
 
 def _refusal(wrong: Any, kind: Any, where: str) -> str:
     """Return where content is wrong, what is allowed there and what was given."""
-    (_, *path), sort = wrong["loc"], wrong["type"]
+    _, *path = wrong["loc"]  # without the place in the tuple of ``_adapter``
     place = functools.reduce(_inside, path, where)
+    sort = wrong["type"]
     if sort == _UNKNOWN:
         return f"unknown key {place!r}{nearest(path[-1], _fields(kind, path[:-1]))}"
     if sort == "missing":
@@ -213,7 +222,9 @@ def _refusal(wrong: Any, kind: Any, where: str) -> str:
 
 
 def _inside(place: str, key: str | int) -> str:
-    return f"{place}[{key}]" if isinstance(key, int) else f"{place}.{key}" if place else key
+    if isinstance(key, int):
+        return f"{place}[{key}]"
+    return f"{place}.{key}" if place else key
 
 
 def _fields(kind: Any, path: Sequence[str | int]) -> Sequence[str]:
@@ -222,13 +233,13 @@ def _fields(kind: Any, path: Sequence[str | int]) -> Sequence[str]:
     for key in path:
         if dataclasses.is_dataclass(kind):  # keys of lists and dicts are no fields
             kind = _innermost(typing.get_type_hints(kind).get(str(key), kind))
-    return [f.name for f in dataclasses.fields(kind)]
+    return [declared.name for declared in dataclasses.fields(kind)]
 
 
 def _innermost(kind: Any) -> Any:
     """Return the kind of what is in a list, in a dict, or in an optional value."""
-    while inner := typing.get_args(kind):
-        kind = next(k for k in reversed(inner) if k not in (..., types.NoneType))
+    while arguments := typing.get_args(kind):
+        kind = next(inner for inner in reversed(arguments) if inner not in (..., types.NoneType))
     return kind
 
 
@@ -272,11 +283,11 @@ def parsed(text: str) -> Any:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build an object. Raises UserError for a key that occurs twice: JSON would silently take the last."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise UserError(f"the key {twice!r} occurs twice in one object; keep one of them")
-    return made
+    return content
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -287,11 +298,12 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 def to_plain(value: Any) -> Any:
     """Turn dataclasses and tuples into dicts and lists that JSON can hold."""
     if dataclasses.is_dataclass(value):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        names = [declared.name for declared in dataclasses.fields(value)]
+        return {name: to_plain(getattr(value, name)) for name in names}
     if isinstance(value, dict):
-        return {key: to_plain(v) for key, v in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_plain(v) for v in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))
     return value

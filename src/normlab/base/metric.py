@@ -55,8 +55,11 @@ class Metric:
 
     def listed(self, values: Iterable[float | None], trained: Iterable[bool]) -> str:
         """Return the values of several runs, in brackets if a run did not train: ``33.1, (0.4), 33.3``."""
-        shown = ((self.shown(value) or "–", counts) for value, counts in zip(values, trained, strict=True))
-        return ", ".join(text if counts else f"({text})" for text, counts in shown)
+        texts = list[str]()
+        for value, has_trained in zip(values, trained, strict=True):
+            text = self.shown(value) or "–"
+            texts.append(text if has_trained else f"({text})")
+        return ", ".join(texts)
 
     def signed(self, value: float) -> str:
         """Return a difference with its sign, ``+1.3``; ``0.0`` if it rounds to zero."""
@@ -66,8 +69,9 @@ class Metric:
     def amount(self, value: float) -> str:
         """Return ``1.3 points``, without a sign and never rounded to zero."""
         size = abs(value)
-        small = size < 0.5 * 10.0**-self.digits
-        return f"{size:.1g} {self.label}" if small and size else f"{self.shown(size)} {self.label}"
+        rounds_to_zero = size < 0.5 * 10.0**-self.digits
+        text = f"{size:.1g}" if size and rounds_to_zero else self.shown(size)
+        return f"{text} {self.label}"
 
     def with_label(self, value: float | None) -> str:
         """``NLL 3.125``; empty for no value."""
@@ -151,4 +155,6 @@ def amount(number: float) -> str:
 
 def ratio(a: float, b: float) -> str:
     """Return how ``a`` compares with ``b``: ``+3.1%``, ``equal``."""
-    return "equal" if a == b else f"{100 * (a - b) / b:+.2g}%" if b else "more than none"
+    if a == b:
+        return "equal"
+    return f"{100 * (a - b) / b:+.2g}%" if b else "more than none"

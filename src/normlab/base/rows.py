@@ -70,8 +70,8 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     Raises UserError with the number of a damaged line.
     """
     with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
-        *whole, torn = file.read().split("\n")
-    lines = [(number, line) for number, line in enumerate([*whole, torn], start=1) if line.strip()]
+        text = file.read()
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     rows = list[tuple[int, dict[str, Any]]]()
     for number, line in lines:
         try:

@@ -26,19 +26,21 @@ def count(number: int, thing: str) -> str:
 
 def told_apart(a: float, b: float, digits: int = 3) -> tuple[str, str]:
     """Return two numbers with so many digits or, where these are the same, one more than differ."""
-    needed = next((n for n in range(digits, 17) if f"{a:.{n}g}" != f"{b:.{n}g}"), digits)
+    # seventeen digits tell any two floats apart
+    differing = (n for n in range(digits, 17) if f"{a:.{n}g}" != f"{b:.{n}g}")
+    needed = next(differing, digits)
     shown = digits if needed == digits else needed + 1
     return f"{a:.{shown}g}", f"{b:.{shown}g}"
 
 
 def duration(seconds: float) -> str:
     """Return seconds in their two largest units: ``48 s``, ``4 min 05 s``, ``2 h 10 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60:02d} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"
 
 
 def perplexity(nll: float) -> float:
@@ -53,7 +55,8 @@ def p_value(p: float) -> str:
 
 def steps_named(steps: Sequence[int]) -> str:
     """Return a list of steps: ``step 400``, or ``steps 400, 800``."""
-    return f"step{'s' * (len(steps) > 1)} {', '.join(f'{step:,}' for step in steps)}"
+    noun = "steps" if len(steps) > 1 else "step"
+    return f"{noun} {', '.join(f'{step:,}' for step in steps)}"
 
 
 def rate(lr: float) -> str:
@@ -78,7 +81,8 @@ def seconds_of(text: str, name: str) -> float | None:
         return None
     units = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
     parts = re.findall(r"(\d+\.?\d*|\.\d+)\s*(h|min|m|s)(?=[\s\d.]|$)", text)
-    if "".join(map("".join, parts)) != "".join(text.split()):
+    understood = "".join(number + unit for number, unit in parts)
+    if understood != "".join(text.split()):
         raise UserError(
             f"{name} is a time in hours, minutes or seconds, got {text!r}; type 2h, 90min or '1h 30min'"
         )

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from normlab.base.files import own
+from normlab.base.files import regular_or_new
 from normlab.base.io import flag_name
 from normlab.base.metric import Metric, amount
 from normlab.base.units import count, duration, p_value, rate
@@ -115,7 +115,7 @@ class CompareCommand:
         if self.plan:
             _print_plan(plan.plan(request), jobs=request.jobs)
             return
-        page = _ComparisonPage(own(request.out / "comparison.html"), request.out)
+        page = _ComparisonPage(regular_or_new(request.out / "comparison.html"), request.out)
         with ProgressDisplay(jobs=request.jobs, expected_runs=_expected_runs(request)) as display:
             comparison = compare.compare(request, display.watch, page.write)
         print_comparison(comparison)

@@ -122,7 +122,7 @@ class JudgeCommand:
 
     def _run_both(self) -> None:
         """Raises KeyboardInterrupt, after the answer so far, if the runs were interrupted."""
-        from normlab.judging.experiment import INTERRUPTED, experiment
+        from normlab.judging.experimenter import INTERRUPTED, experiment
         from normlab.report.experiment import experiment_page
 
         request, command = self._request(), command_line()

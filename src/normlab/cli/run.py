@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from normlab.base.files import blame, own, read_json, write_output
+from normlab.base.files import blame, read_json, regular_or_new, write_output
 from normlab.base.io import from_plain
 from normlab.base.metric import Metric, in_words, selection_metric
 from normlab.base.units import duration, rate, steps_named
@@ -90,7 +90,7 @@ class ReportCommand:
     def _page(self, data: Path, default: Path) -> Path:
         """Return the path of the page of some data. Raises UserError if no page may be written there."""
         if self.page is None:
-            return own(default)
+            return regular_or_new(default)
         if str(self.page) == "-":
             raise UserError("--page is '-'; type --page /dev/stdout for standard output, or name a file")
         return named_output(self.page, [data])

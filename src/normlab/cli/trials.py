@@ -285,8 +285,8 @@ class TransferCommand(_TrialFlags):
         """Raises SystemExit with the code ``FAILS`` if the rate does not carry, and KeyboardInterrupt, after
         the answer so far, if the trials were interrupted.
         """
+        from normlab.scaling.sweep import SHIFTS
         from normlab.scaling.transfer import transfer
-        from normlab.scaling.verdict import SHIFTS
 
         since, command, budget_s = time.monotonic(), command_line(), _budget_s(self.budget)
         with self._family() as family, progress_line() as progress:

@@ -22,10 +22,14 @@ MOST_DIGITS: Final = 8
 
 def digits_for(noise: float | None, scores: Sequence[float]) -> int:
     """Return the decimals of a score: two digits of the noise or, if that is not known, four of the score."""
-    if noise:
-        return min(MOST_DIGITS, max(0, 1 - math.floor(math.log10(noise))))
     largest = max(map(abs, scores), default=0.0)
-    return min(MOST_DIGITS, max(0, 3 - math.floor(math.log10(largest)))) if largest else 3
+    if noise:
+        digits = 1 - math.floor(math.log10(noise))
+    elif largest:
+        digits = 3 - math.floor(math.log10(largest))
+    else:
+        digits = 3
+    return min(MOST_DIGITS, max(0, digits))
 
 
 def mean_of(values: statistics.Array, metric: Metric) -> Interval | None:
@@ -34,7 +38,7 @@ def mean_of(values: statistics.Array, metric: Metric) -> Interval | None:
     if np.isnan(mean):
         return None
     scale = statistics.MetricScale(metric)
-    value, low, high = (float(scale.scores(np.array(v))) for v in (mean, mean - margin, mean + margin))
+    value, low, high = (float(scale.scores(np.array(end))) for end in (mean, mean - margin, mean + margin))
     return Interval(value) if np.isnan(margin) else Interval(value, low, high)
 
 
@@ -58,34 +62,35 @@ def answer_of(
 
     ``values`` ``[2, seeds]`` are those of the pair that ``contrast`` has at ``index``.
     """
-    common = int(contrast.common[index])
+    common_seeds = int(contrast.common[index])
     if not contrast.given[index]:
-        return {"seeds": common, "answer": "open"}
-    delta, margin, p = (float(v[index]) for v in (contrast.delta, contrast.margin, contrast.p))
-    scale, both = statistics.MetricScale(standings.headline), values[:, np.isfinite(values).all(axis=0)]
+        return {"seeds": common_seeds, "answer": "open"}
+    delta, margin, p = (float(of_pairs[index]) for of_pairs in (contrast.delta, contrast.margin, contrast.p))
+    scale = statistics.MetricScale(standings.headline)
+    common = values[:, np.isfinite(values).all(axis=0)]
 
-    def points(moved: float) -> float:
-        return float(scale.difference(both.mean(), np.array(moved)))
+    def difference_of_scores(on_scale: float) -> float:
+        return float(scale.difference(common.mean(), np.array(on_scale)))
 
-    interval = Interval(points(delta), points(delta - margin), points(delta + margin))
-    known = {"seeds": common, "delta": interval, "p": p}
-    if p < statistics.LEVEL or interval.largest <= standings.margin:
-        return {**known, "answer": "better" if p < statistics.LEVEL else "equal"}
+    interval = Interval(*map(difference_of_scores, (delta, delta - margin, delta + margin)))
+    known = {"seeds": common_seeds, "delta": interval, "p": p}
+    if p < statistics.LEVEL:
+        return {**known, "answer": "better"}
+    if interval.largest <= standings.margin:
+        return {**known, "answer": "equal"}
     # It is open: how many seeds would show the difference seen, or the margin if that is larger? Seeds are
     # counted on the scale, where the margin is as large as the scale's slope at these scores says.
-    effect = max(abs(interval.value), standings.margin)
-    if effect == abs(interval.value):
-        wanted = abs(delta)
-    else:
-        slope = abs(points(1e-3)) / 1e-3
-        wanted = effect / slope
+    effect, effect_on_scale = abs(interval.value), abs(delta)
+    if standings.margin > effect:
+        slope = abs(difference_of_scores(1e-3)) / 1e-3
+        effect, effect_on_scale = standings.margin, standings.margin / slope
     spread = float(contrast.spread[index])
-    if common < 3:  # two differences say little about their spread, the recipes' own spreads a bit more
-        spread = max(spread, float(np.sqrt(both.var(axis=1, ddof=1).sum())))
-    enough = statistics.seeds_needed(
-        len(standings.ranked), wanted * 2**0.5 / spread, len(standings.seeds) + 1
-    )
-    return {**known, "answer": "open", "effect": effect, "seeds_needed": enough}
+    if common_seeds < 3:  # two differences say little about their spread, the recipes' own spreads a bit more
+        spread = max(spread, float(np.sqrt(common.var(axis=1, ddof=1).sum())))
+    # a difference spreads as the root of two recipes' variances, and the effect is in deviations of one
+    in_deviations = effect_on_scale * 2**0.5 / spread
+    needed = statistics.seeds_needed(len(standings.ranked), in_deviations, len(standings.seeds) + 1)
+    return {**known, "answer": "open", "effect": effect, "seeds_needed": needed}
 
 
 def training_of(a: Contender, b: Contender, pairs: int) -> dict[str, Any]:

@@ -67,8 +67,8 @@ class Command:
 
 def _from_here(path: Path) -> str:
     """A path from the current folder, if it is below."""
-    here, there = Path.cwd(), path.absolute()
-    return str(there.relative_to(here) if there.is_relative_to(here) else path)
+    folder, absolute = Path.cwd(), path.absolute()
+    return str(absolute.relative_to(folder) if absolute.is_relative_to(folder) else path)
 
 
 def _files_of(words: Sequence[str]) -> Iterator[Path]:
@@ -77,18 +77,21 @@ def _files_of(words: Sequence[str]) -> Iterator[Path]:
     A word with spaces may be a command itself, as in ``sh -c 'python train.py'``.
     """
     for place, word in enumerate(words):
-        if len(inner := _words_in(word)) > 1:
+        inner = _words_in(word)
+        if len(inner) > 1:
             yield from _files_of(inner)
-        named = [Path(word), Path(word.partition("=")[2])]
+        paths = [Path(word), Path(word.partition("=")[2])]  # also --config=FILE
         if place and words[place - 1] == "-m":
             module = Path(*word.split("."))
-            named += [module.with_suffix(".py"), module / "__main__.py"]
-        for path in named:
+            paths += [module.with_suffix(".py"), module / "__main__.py"]
+        for path in paths:
+            # the interpreter that a command names by its path is none of its own files
             is_program = place == 0 and path.is_absolute()
-            if path.is_file() and not is_program:
-                yield path
-                if path.suffix == ".py":
-                    yield from _imported_by(path)
+            if is_program or not path.is_file():
+                continue
+            yield path
+            if path.suffix == ".py":
+                yield from _imported_by(path)
 
 
 def _words_in(word: str) -> list[str]:

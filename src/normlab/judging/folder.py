@@ -18,14 +18,13 @@ from normlab.base.units import count
 from normlab.errors import UserError, nearest
 from normlab.judging.logs import compiled, last_lines, read_log, values_in_log
 from normlab.judging.naming import change_and_seed
-from normlab.judging.run import FAILED, ScoredRun, ended
+from normlab.judging.run import FAILED, ScoredRun, ScoreOptions, ended
 from normlab.judging.table import (
-    Asked,
     Table,
     column_named,
-    is_empty,
     is_numeric,
     number_of,
+    numbers_in,
     read_csv,
     read_json_rows,
 )
@@ -42,16 +41,16 @@ class Kind:
 
     noun: str
     is_of: Callable[[Path], bool]
-    values: Callable[[Path, Asked], list[float]]
+    values: Callable[[Path, ScoreOptions], list[float]]
 
 
-def runs_in(folder: Path, asked: Asked) -> list[ScoredRun]:
+def runs_in(folder: Path, options: ScoreOptions) -> list[ScoredRun]:
     """Return the runs of a folder. Raises UserError if it holds none, or two for one seed of a change."""
     files = list(_files(folder))
-    for kind in _kinds(asked):
+    for kind in _kinds(options):
         of_kind = [path for path in files if kind.is_of(path)]
         if of_kind:
-            return _runs(folder, _latest(of_kind), kind, asked)
+            return _runs(folder, _latest(of_kind), kind, options)
     raise UserError(
         f"{folder} holds no file that is known: a log (.log, .txt or .out; type --metric and a regular "
         "expression), trainer_state.json, metrics.csv, event files of TensorBoard or their exports, or JSON "
@@ -87,22 +86,22 @@ def _latest(files: list[Path]) -> list[Path]:
     return [path for _, path in last.values()]
 
 
-def _runs(folder: Path, files: list[Path], kind: Kind, asked: Asked) -> list[ScoredRun]:
+def _runs(folder: Path, files: list[Path], kind: Kind, options: ScoreOptions) -> list[ScoredRun]:
     runs: list[ScoredRun] = []
     known: dict[tuple[str, str], Path] = {}
     for path in files:
-        change, seed = change_and_seed(str(path.relative_to(folder)), asked.name)
+        change, seed = change_and_seed(str(path.relative_to(folder)), options.name)
         change = change or folder.resolve().name
         if seed is not None and (other := known.setdefault((change, seed), path)) is not path:
             raise UserError(
                 f"{other} and {path} are both seed {seed} of {change}; move one away, or say with --name how "
                 "changes and seeds are named"
             )
-        values = kind.values(path, asked)
-        score = asked.take.score(values, higher_is_better=asked.higher_is_better)
+        values = kind.values(path, options)
+        score = options.take.score(values, higher_is_better=options.higher_is_better)
         runs.append(ended(change, seed, score, str(path)))
     if all(run.outcome == FAILED for run in runs):
-        typed = f"--metric {asked.metric!r}" if asked.metric else "the form of nanoGPT's logs"
+        typed = f"--metric {options.metric!r}" if options.metric else "the form of nanoGPT's logs"
         raise UserError(
             f"none of {count(len(runs), kind.noun)} in {folder} has a score by {typed}; type a --metric that "
             f"matches what they print: {files[0]} ends with: {last_lines(files[0]) or 'nothing'}"
@@ -110,29 +109,23 @@ def _runs(folder: Path, files: list[Path], kind: Kind, asked: Asked) -> list[Sco
     return runs
 
 
-def _log_values(path: Path, asked: Asked) -> list[float]:
-    return values_in_log(read_log(path), compiled(asked.metric or NANOGPT))
+def _log_values(path: Path, options: ScoreOptions) -> list[float]:
+    return values_in_log(read_log(path), compiled(options.metric or NANOGPT))
 
 
 # --------------------------------------------------------------------------------------- trainers' files
 
 
-def _column_values(table: Table, metric: str) -> list[float]:
-    """The numbers of a column, in order; a logger leaves cells empty at steps where it did not measure."""
-    numbers = (number_of(value) for value in table.values(metric) if not is_empty(value))
-    return [number for number in numbers if number is not None]
-
-
-def _csv_values(path: Path, asked: Asked) -> list[float]:
+def _csv_values(path: Path, options: ScoreOptions) -> list[float]:
     table = read_csv(path)
     if table.columns == ("Wall time", "Step", "Value"):
-        return _column_values(table, "Value")
-    return _column_values(table, _metric_of(table, asked))
+        return numbers_in(table, "Value")
+    return numbers_in(table, _metric_of(table, options))
 
 
-def _metric_of(table: Table, asked: Asked) -> str:
-    if asked.metric:
-        return column_named(table, asked.metric, "--metric")
+def _metric_of(table: Table, options: ScoreOptions) -> str:
+    if options.metric:
+        return column_named(table, options.metric, "--metric")
     numeric = [column for column in table.columns if is_numeric(table, column)]
     candidates = numeric or table.columns
     raise UserError(
@@ -140,25 +133,25 @@ def _metric_of(table: Table, asked: Asked) -> str:
     )
 
 
-def _json_lines_values(path: Path, asked: Asked) -> list[float]:
+def _json_lines_values(path: Path, options: ScoreOptions) -> list[float]:
     table = read_json_rows(path)
-    return _column_values(table, _metric_of(table, asked))
+    return numbers_in(table, _metric_of(table, options))
 
 
-def _trainer_state_values(path: Path, asked: Asked) -> list[float]:
+def _trainer_state_values(path: Path, options: ScoreOptions) -> list[float]:
     """The values of ``eval_loss``, or of another key, in the history of Hugging Face's Trainer."""
     state = read_json(path)
     history = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
         raise UserError(f"{path} has no log_history, as a trainer_state.json has; leave that file out")
-    metric = asked.metric or "eval_loss"
+    metric = options.metric or "eval_loss"
     known = dict.fromkeys(key for row in history for key in row)
     if history and metric not in known:
         raise UserError(f"{path} has no {metric!r}{nearest(metric, known)}; mend --metric")
     return [number for row in history if (number := number_of(row.get(metric))) is not None]
 
 
-def _exported_values(path: Path, asked: Asked) -> list[float]:
+def _exported_values(path: Path, options: ScoreOptions) -> list[float]:
     """The values of a chart that TensorBoard exported as JSON: a list of time, step and value."""
     rows = read_json(path)
     if not all(isinstance(row, list) and len(row) == 3 for row in rows):
@@ -166,7 +159,7 @@ def _exported_values(path: Path, asked: Asked) -> list[float]:
     return [number for row in rows if (number := number_of(row[2])) is not None]
 
 
-def _event_values(path: Path, asked: Asked) -> list[float]:
+def _event_values(path: Path, options: ScoreOptions) -> list[float]:
     """The values of a tag in an event file of TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -175,13 +168,15 @@ def _event_values(path: Path, asked: Asked) -> list[float]:
     known = [*tags["scalars"], *tags["tensors"]]
     if not known:
         raise UserError(f"{path} holds no scalar, or is damaged; leave it out, or log scalars")
-    if asked.metric not in known:
-        raise UserError(f"{path} has no tag {asked.metric!r}{nearest(asked.metric, known)}; mend --metric")
-    if asked.metric in tags["scalars"]:
-        return [event.value for event in events.Scalars(asked.metric)]
+    if options.metric not in known:
+        raise UserError(
+            f"{path} has no tag {options.metric!r}{nearest(options.metric, known)}; mend --metric"
+        )
+    if options.metric in tags["scalars"]:
+        return [event.value for event in events.Scalars(options.metric)]
     from tensorboard.util.tensor_util import make_ndarray
 
-    return [float(make_ndarray(event.tensor_proto)) for event in events.Tensors(asked.metric)]
+    return [float(make_ndarray(event.tensor_proto)) for event in events.Tensors(options.metric)]
 
 
 def _is_exported_json(path: Path) -> bool:
@@ -206,6 +201,6 @@ KINDS: Final = (
 )
 
 
-def _kinds(asked: Asked) -> tuple[Kind, ...]:
+def _kinds(options: ScoreOptions) -> tuple[Kind, ...]:
     """The kinds of files to look for: only logs have a regular expression, which has a group."""
-    return (LOGS,) if "(" in asked.metric else KINDS
+    return (LOGS,) if "(" in options.metric else KINDS

@@ -16,10 +16,9 @@ from normlab.judging import statistics
 from normlab.judging.answers import answer_of, digits_for, mean_of, noise_of, training_of
 from normlab.judging.difference import Difference
 from normlab.judging.judgement import DISCARD, KEEP, UNDECIDED, ChangeResult, Judgement
-from normlab.judging.run import Take
+from normlab.judging.run import ScoreOptions, Take
 from normlab.judging.scores import Scores, read_scores
 from normlab.judging.sentences import findings, of_difference
-from normlab.judging.table import Asked
 
 PLANNED_SEEDS: Final = (2, 3, 5, 10)
 """The numbers of seeds for which a judgement says what they can tell."""
@@ -66,7 +65,7 @@ def judge(
     >>> normlab.judge(scores, baseline="base").verdict
     'keep'
     """
-    asked = Asked(
+    options = ScoreOptions(
         metric=metric,
         take=Take.of(reading.get("take", "last")),
         by=tuple(reading.get("by", ())),
@@ -74,24 +73,30 @@ def judge(
         name=reading.get("name", ""),
         higher_is_better=higher_is_better,
     )
-    read = read_scores(scores, asked)
-    if baseline and baseline not in read.changes:
-        raise UserError(f"{read.source} has no change {baseline!r}{nearest(baseline, read.changes)}")
-    if baseline and len(read.changes) == 1:
-        raise UserError(f"{read.source} holds no change but {baseline!r}; add the scores of another")
-    if baseline and read.looked_at:
+    read = read_scores(scores, options)
+    if baseline:
+        _require_comparable(read, baseline)
+    return judged(read, _metric(read, options), margin=margin, baseline=baseline)
+
+
+def _require_comparable(scores: Scores, baseline: str) -> None:
+    """Raise UserError unless scores can decide about changes against a baseline."""
+    if baseline not in scores.changes:
+        raise UserError(f"{scores.source} has no change {baseline!r}{nearest(baseline, scores.changes)}")
+    if len(scores.changes) == 1:
+        raise UserError(f"{scores.source} holds no change but {baseline!r}; add the scores of another")
+    if scores.looked_at:
         raise UserError(
-            f"the scores in {read.source} have decided how many seeds were run, so that they cannot decide "
+            f"the scores in {scores.source} have decided how many seeds were run, so that they cannot decide "
             "about a change once more; type its command again, with --baseline and --candidate: no run is "
             "repeated"
         )
-    return judged(read, _metric(read, asked), margin=margin, baseline=baseline)
 
 
-def _metric(scores: Scores, asked: Asked) -> Metric:
+def _metric(scores: Scores, options: ScoreOptions) -> Metric:
     """The metric of the scores, shown with as many decimals as their noise over seeds leaves meaningful."""
     noise = noise_of((scores.values(change) for change in scores.changes), Metric("score", "score"))
-    typed = "" if "(" in asked.metric else asked.metric  # a regular expression is no name
+    typed = "" if "(" in options.metric else options.metric  # a regular expression is no name
     label = typed or scores.metric or "score"
     sizes = [run.score for run in scores.runs.values() if run.score is not None]
     return Metric(label, label, higher_is_better=scores.higher_is_better, digits=digits_for(noise, sizes))
@@ -104,7 +109,8 @@ def judged(scores: Scores, metric: Metric, *, margin: float, baseline: str = "")
     can_tell: dict[int, float] = {}
     if noise:
         spread = noise / 2**0.5
-        can_tell = {n: statistics.detectable(max(2, len(changes)), n) * spread for n in PLANNED_SEEDS}
+        recipes = max(2, len(changes))
+        can_tell = {seeds: statistics.detectable(recipes, seeds) * spread for seeds in PLANNED_SEEDS}
     judgement = Judgement(
         source=scores.source,
         metric=metric,
@@ -119,7 +125,8 @@ def judged(scores: Scores, metric: Metric, *, margin: float, baseline: str = "")
     )
     judgement = replace(judgement, differences=_differences(judgement, scores))
     if baseline:
-        judgement = replace(judgement, changes=tuple(_with_verdict(c, judgement) for c in changes))
+        decided = tuple(_with_verdict(change, judgement) for change in changes)
+        judgement = replace(judgement, changes=decided)
     return replace(judgement, sentences=findings(judgement))
 
 
@@ -164,8 +171,9 @@ def _with_verdict(change: ChangeResult, judgement: Judgement) -> ChangeResult:
     if change.name == judgement.baseline:
         return change
     pair = {change.name, judgement.baseline}
-    difference = next(d for d in judgement.differences if {d.a, d.b} == pair)
-    reference = next(c for c in judgement.changes if c.name == judgement.baseline)
+    difference = next(other for other in judgement.differences if {other.a, other.b} == pair)
+    reference = next(other for other in judgement.changes if other.name == judgement.baseline)
+    # the sign of the difference of two shares, in whole numbers
     more_often = change.trained * reference.ended - reference.trained * change.ended
     if (difference.p_trains or 1.0) < statistics.LEVEL:
         return replace(change, verdict=KEEP if more_often > 0 else DISCARD)
@@ -174,12 +182,18 @@ def _with_verdict(change: ChangeResult, judgement: Judgement) -> ChangeResult:
         return replace(change, verdict=UNDECIDED)
     low, high = gains
     if low > judgement.margin and more_often < 0:
-        often = f"{change.trained} of {change.ended} seeds, and {reference.name} at {reference.trained}"
-        why = f"{change.name} is undecided: it is better where both trained, but it trained at {often}"
-        return replace(change, verdict=UNDECIDED, why=f"{why} of {reference.ended}")
+        why = (
+            f"{change.name} is undecided: it is better where both trained, but it trained at "
+            f"{change.trained} of {change.ended} seeds, and {reference.name} at {reference.trained} of "
+            f"{reference.ended}"
+        )
+        return replace(change, verdict=UNDECIDED, why=why)
+    verdict = UNDECIDED
     if low > judgement.margin:
-        return replace(change, verdict=KEEP)
-    return replace(change, verdict=DISCARD if high < judgement.margin else UNDECIDED)
+        verdict = KEEP
+    elif high < judgement.margin:
+        verdict = DISCARD
+    return replace(change, verdict=verdict)
 
 
 def _gains(difference: Difference, change: str, metric: Metric) -> tuple[float, float] | None:
@@ -188,4 +202,5 @@ def _gains(difference: Difference, change: str, metric: Metric) -> tuple[float, 
     if delta is None or delta.low is None or delta.high is None:
         return None
     is_first = difference.a == change
-    return (delta.low, delta.high) if is_first == metric.higher_is_better else (-delta.high, -delta.low)
+    is_gain = is_first == metric.higher_is_better
+    return (delta.low, delta.high) if is_gain else (-delta.high, -delta.low)

@@ -118,7 +118,13 @@ class Judgement:
     @property
     def missing(self) -> tuple[str, ...]:
         """In words, which seeds each change lacks."""
-        return tuple(self._of_outcome(MISSING))
+        sentences = list[str]()
+        for change in self.changes:
+            outcomes = zip(self.seeds, change.outcomes, strict=True)
+            seeds = [seed for seed, outcome in outcomes if outcome == MISSING]
+            if seeds:
+                sentences.append(f"{change.name} has no run with seed {', '.join(seeds)}")
+        return tuple(sentences)
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -129,12 +135,6 @@ class Judgement:
             for seed, outcome, reason in zip(self.seeds, change.outcomes, change.reasons, strict=True)
             if outcome not in (TRAINED, MISSING)
         )
-
-    def _of_outcome(self, outcome: str) -> Iterator[str]:
-        for change in self.changes:
-            seeds = [seed for seed, o in zip(self.seeds, change.outcomes, strict=True) if o == outcome]
-            if seeds:
-                yield f"{change.name} has no run with seed {', '.join(seeds)}"
 
     @property
     def noise_floor(self) -> str:
@@ -149,8 +149,8 @@ class Judgement:
         finite = {seeds: size for seeds, size in self.can_tell.items() if math.isfinite(size)}
         if not finite:
             return ""
-        each = ", ".join(f"with {seeds} seeds {self.metric.shown(size)}" for seeds, size in finite.items())
-        return f"The smallest difference that is found in four of five cases, in {self.metric.label}: {each}"
+        sizes = ", ".join(f"with {seeds} seeds {self.metric.shown(size)}" for seeds, size in finite.items())
+        return f"The smallest difference that is found in four of five cases, in {self.metric.label}: {sizes}"
 
     def lines(self) -> Iterator[str]:
         """All sentences: what was found, each pair, the noise, and what is missing or failed."""

@@ -14,9 +14,8 @@ from normlab.base.io import from_plain
 from normlab.errors import UserError
 from normlab.judging.command import Command
 from normlab.judging.logs import compiled, last_lines, read_log, values_in_log
-from normlab.judging.run import ScoredRun, Take, ended
+from normlab.judging.run import ScoredRun, ScoreOptions, Take, ended
 from normlab.judging.runner import CANNOT_START, RunFolder
-from normlab.judging.table import Asked
 
 RECORD: Final = "judge.json"
 """The last answer, in the folder of an experiment."""
@@ -33,7 +32,7 @@ class _Answer:
     higher_is_better: bool = False
 
 
-def scored(folder: RunFolder, change: str, pattern: re.Pattern[str], asked: Asked) -> ScoredRun:
+def scored(folder: RunFolder, change: str, pattern: re.Pattern[str], options: ScoreOptions) -> ScoredRun:
     """Return what a run that has ended gave: its score, or why it has none.
 
     Raises UserError if its command could not be started: that says nothing about the change.
@@ -48,7 +47,7 @@ def scored(folder: RunFolder, change: str, pattern: re.Pattern[str], asked: Aske
         folder.forget()
         raise UserError(f"the {change} cannot be started: {last_lines(folder.log)}; mend that command")
     values = values_in_log(read_log(folder.log), pattern)
-    score = asked.take.score(values, higher_is_better=asked.higher_is_better)
+    score = options.take.score(values, higher_is_better=options.higher_is_better)
     if run.exit_code and score is not None and math.isfinite(score):
         score = None  # it printed a score, and failed before its end
     reason = f"it ended with exit code {run.exit_code}" if run.exit_code else ""
@@ -60,7 +59,7 @@ def holds_experiments(folder: Path) -> bool:
     return next(folder.glob(COMMANDS), None) is not None
 
 
-def as_it_was_asked(folder: Path, asked: Asked) -> Asked:
+def options_of_last_answer(folder: Path, options: ScoreOptions) -> ScoreOptions:
     """Return how the scores of a folder are read: as they were for its last answer, unless that is said.
 
     Raises UserError if nothing says what the score is.
@@ -69,22 +68,22 @@ def as_it_was_asked(folder: Path, asked: Asked) -> Asked:
     answer = _Answer()
     if record.is_file():
         answer = from_plain(_Answer, read_json(record), str(record), more=True)
-    if not asked.metric and not answer.metric:
+    if not options.metric and not answer.metric:
         raise UserError(f"{folder} has no answer that says what the score is; type --metric")
     return replace(
-        asked,
-        metric=asked.metric or answer.metric,
-        take=Take.of(answer.take) if asked.take == Take() else asked.take,
-        higher_is_better=asked.higher_is_better or answer.higher_is_better,
+        options,
+        metric=options.metric or answer.metric,
+        take=Take.of(answer.take) if options.take == Take() else options.take,
+        higher_is_better=options.higher_is_better or answer.higher_is_better,
     )
 
 
-def kept_runs(folder: Path, asked: Asked) -> list[ScoredRun]:
+def kept_runs(folder: Path, options: ScoreOptions) -> list[ScoredRun]:
     """Return the runs that have ended in the folder of an experiment, by the words of their command.
 
     If the same words have run with other files, the folder of their runs is part of the name.
     """
-    pattern = compiled(asked.metric)
+    pattern = compiled(options.metric)
     records = folder.glob(COMMANDS)
     commands = {path.parent: from_plain(Command, read_json(path), str(path)) for path in records}
     texts = Counter(command.text for command in commands.values())
@@ -94,7 +93,7 @@ def kept_runs(folder: Path, asked: Asked) -> list[ScoredRun]:
         for path in place.glob("seed-*"):
             run = RunFolder(path, int(path.name.removeprefix("seed-")))
             if run.ended() is not None:
-                runs.append(scored(run, name, pattern, asked))
+                runs.append(scored(run, name, pattern, options))
     if not runs:
         raise UserError(f"no run in {folder} has ended; continue it with the command that began it")
     return runs

@@ -68,17 +68,17 @@ def values_in_log(text: str, pattern: re.Pattern[str]) -> list[float]:
     >>> values_in_log("val_loss 2.5, train_loss nan", loss)
     [2.5, nan]
     """
-    found: dict[int, float] = {}
+    by_position: dict[int, float] = {}
     for match in pattern.finditer(text):
         number = _number_at(text, *match.span(1))
         if number is not None:
-            found[match.start(1)] = number
+            by_position[match.start(1)] = number
     for match in _not_finite(pattern).finditer(text):
-        found[match.start(1)] = float(match[1])
-    if not found:
+        by_position[match.start(1)] = float(match[1])
+    if not by_position:
         return []
-    values = [found[place] for place in sorted(found)]
-    if NAN.search(text, max(found)):
+    values = [value for _, value in sorted(by_position.items())]
+    if NAN.search(text, max(by_position)):
         values.append(float("nan"))
     return values
 

@@ -57,9 +57,10 @@ def _without(parts: list[str], place: int, match: re.Match[str]) -> tuple[str, s
     """Take the seed out of a part of the path; what is left of that part stays in the name of the change."""
     before = parts[place][: match.start()].strip(SEPARATORS)
     after = parts[place][match.end() :].strip(SEPARATORS)
-    left = "-".join(filter(None, (before, after)))
-    kept = [*parts[:place], *([] if left in ("", "version") else [left]), *parts[place + 1 :]]
-    return "/".join(kept), str(int(match[1]))
+    rest = "-".join(filter(None, (before, after)))
+    # Lightning numbers its folders version_0, version_1, …: that word names no change
+    rest_parts = [] if rest in ("", "version") else [rest]
+    return "/".join([*parts[:place], *rest_parts, *parts[place + 1 :]]), str(int(match[1]))
 
 
 def _by_pattern(name: str, pattern: str) -> tuple[str, str | None]:

@@ -80,3 +80,19 @@ class Take:
             return sum(last) / len(last)
         finite = [value for value in values if math.isfinite(value)]
         return max(finite) if higher_is_better else min(finite)
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What the user said about where changes, seeds and scores are found."""
+
+    metric: str = ""
+    """The column or key of the score, or for logs a regular expression."""
+    take: Take = Take()
+    by: tuple[str, ...] = ()
+    """Columns that say what was changed."""
+    seed: str = ""
+    """The column of the seed."""
+    name: str = ""
+    """A regular expression for the names of files or runs, with groups ``change`` and ``seed``."""
+    higher_is_better: bool = False

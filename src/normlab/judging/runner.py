@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from normlab.base.files import read_json, sync, write_json_atomic
 from normlab.base.io import from_plain
@@ -59,6 +59,7 @@ class RunFolder:
         text = code.read_text(encoding="utf-8", errors="replace").strip() if code.is_file() else ""
         if not text.isdecimal():  # a power cut can leave an empty file
             return None
+        # the shell writes its exit code last, so that this file is as old as the end of the run
         seconds = code.stat().st_mtime - (self.path / "started").stat().st_mtime
         run = EndedRun(self.seed, int(text), round(max(0.0, seconds), 3))
         sync(self.log)
@@ -87,6 +88,17 @@ Place = Callable[[Sequence[str], RunFolder], Process]
 """Starts the words of a command for a run's folder, which is there and empty but for its lock."""
 PLACES: Final[dict[str, Place]] = {}
 """Where runs can be trained, by what is typed after --on; ``normlab.lab`` adds Ray."""
+P = TypeVar("P", bound=Place)
+
+
+def runs_on(name: str) -> Callable[[P], P]:
+    """Decorate a place: it is what ``name`` after --on means."""
+
+    def register(place: P) -> P:
+        PLACES[name] = place
+        return place
+
+    return register
 
 
 def place(name: str) -> Place:
@@ -96,6 +108,7 @@ def place(name: str) -> Place:
     return PLACES[name]
 
 
+@runs_on("local")
 class LocalProcess(Process):
     """A run on this machine, in a process group of its own, so that Ctrl-C reaches it through us alone."""
 
@@ -142,9 +155,6 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
 
 
-PLACES["local"] = LocalProcess
-
-
 class Runs:
     """The runs of one command: ``FOLDER/<id of the command>/seed-<seed>``."""
 
@@ -163,8 +173,12 @@ class Runs:
 
     def seconds(self) -> list[float]:
         """How long each run took that has ended."""
-        folders = (self.folder(int(path.name.removeprefix("seed-"))) for path in self.path.glob("seed-*"))
-        return [run.seconds for folder in folders if (run := folder.ended()) is not None]
+        seconds = list[float]()
+        for path in self.path.glob("seed-*"):
+            run = self.ended(int(path.name.removeprefix("seed-")))
+            if run is not None:
+                seconds.append(run.seconds)
+        return seconds
 
     def start(self, seed: int, where: Place) -> Process | None:
         """Start the run of a seed; None if it has ended meanwhile.

@@ -13,18 +13,11 @@ import numpy as np
 
 from normlab.errors import UserError
 from normlab.judging.folder import runs_in
-from normlab.judging.kept import as_it_was_asked, holds_experiments, kept_runs
-from normlab.judging.run import MISSING, ScoredRun
+from normlab.judging.kept import holds_experiments, kept_runs, options_of_last_answer
+from normlab.judging.run import MISSING, ScoredRun, ScoreOptions
 from normlab.judging.statistics import Array
-from normlab.judging.table import (
-    Asked,
-    read_csv,
-    read_json_rows,
-    rows_of_frame,
-    runs_of,
-    runs_of_lists,
-    table_of_rows,
-)
+from normlab.judging.table import read_csv, read_json_rows, rows_of_frame, table_of_rows
+from normlab.judging.table_runs import runs_of, runs_of_lists
 
 
 @dataclass(frozen=True)
@@ -52,49 +45,49 @@ class Scores:
         return np.array([np.nan if run.score is None else run.score for run in self.of(change)])
 
 
-def read_scores(scores: Any, asked: Asked) -> Scores:
+def read_scores(scores: Any, options: ScoreOptions) -> Scores:
     """Read scores from a file or a folder, a data frame, a list of rows, or a dict of lists by change.
 
     Raises UserError if nothing can be read from it, or if it is not clear what is what.
     """
     if isinstance(scores, (str, os.PathLike)):
-        return _scores_at(Path(scores), asked)
-    return replace(_scores_of(scores, asked), higher_is_better=asked.higher_is_better)
+        return _scores_at(Path(scores), options)
+    return replace(_scores_of(scores, options), higher_is_better=options.higher_is_better)
 
 
-def _scores_of(scores: Any, asked: Asked) -> Scores:
+def _scores_of(scores: Any, options: ScoreOptions) -> Scores:
     if isinstance(scores, Mapping):
         return _collected(runs_of_lists(scores, "the scores"), "a dict")
     if hasattr(scores, "to_dict") or hasattr(scores, "to_dicts"):
-        return _collected(runs_of(table_of_rows(rows_of_frame(scores), "the table"), asked), "a data frame")
+        return _collected(runs_of(table_of_rows(rows_of_frame(scores), "the table"), options), "a data frame")
     if isinstance(scores, Sequence):
-        return _collected(runs_of(table_of_rows(scores, "the scores"), asked), "a list of rows")
+        return _collected(runs_of(table_of_rows(scores, "the scores"), options), "a list of rows")
     raise UserError(
         f"scores are a {type(scores).__name__}, but must be a path, a data frame, a list of rows, or a dict "
         "of lists by change"
     )
 
 
-def _scores_at(path: Path, asked: Asked) -> Scores:
+def _scores_at(path: Path, options: ScoreOptions) -> Scores:
     looked_at = holds_experiments(path)
     if looked_at:
-        asked = as_it_was_asked(path, asked)
-        runs = kept_runs(path, asked)
+        options = options_of_last_answer(path, options)
+        runs = kept_runs(path, options)
     else:
-        runs = _runs_at(path, asked)
+        runs = _runs_at(path, options)
     scores = _collected(runs, str(path))
-    return replace(scores, higher_is_better=asked.higher_is_better, looked_at=looked_at)
+    return replace(scores, higher_is_better=options.higher_is_better, looked_at=looked_at)
 
 
-def _runs_at(path: Path, asked: Asked) -> list[ScoredRun]:
+def _runs_at(path: Path, options: ScoreOptions) -> list[ScoredRun]:
     if path.is_dir():
-        return runs_in(path, asked)
+        return runs_in(path, options)
     if not path.exists():
         raise UserError(f"there is no file or folder {path}; name one with scores")
     if path.suffix in (".jsonl", ".ndjson", ".json"):
-        return runs_of(read_json_rows(path), asked)
+        return runs_of(read_json_rows(path), options)
     if path.suffix in (".csv", ".tsv", ".tab"):
-        return runs_of(read_csv(path), asked)
+        return runs_of(read_csv(path), options)
     raise UserError(
         f"{path} is no table that is known: name a .csv, .tsv, .jsonl or .json file with a row for each "
         "run, or a folder with a log for each run"

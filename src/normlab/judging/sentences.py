@@ -69,7 +69,7 @@ def of_difference(difference: Difference, standings: Standings) -> str:
     """Return the answer about two recipes."""
     a, b, delta, metric = difference.a, difference.b, difference.delta, standings.headline
     if delta is None or delta.low is None or delta.high is None or difference.p is None:
-        few = f"{_say(len(standings.seeds))} cannot tell {a} from {b}"
+        few = f"{_seeds_in_words(len(standings.seeds))} cannot tell {a} from {b}"
         if difference.seeds > 1:
             return f"{few}: they differ by the same at all {difference.seeds} seeds, without any spread"
         common = "both trained at 1 seed" if difference.seeds else "no seed trained with both"
@@ -89,7 +89,7 @@ def of_difference(difference: Difference, standings: Standings) -> str:
     else:
         seen = ", as large as that seen," if is_seen else ""
         takes = f"to show one of {metric.amount(effect)}{seen} takes about {needed} seeds"
-    return f"{_say(difference.seeds)} cannot tell {a} from {b} ({shown}); {takes}"
+    return f"{_seeds_in_words(difference.seeds)} cannot tell {a} from {b} ({shown}); {takes}"
 
 
 def of_training(a: Contender, b: Contender, p: float, settles: int | None) -> str:
@@ -106,26 +106,22 @@ def of_training(a: Contender, b: Contender, p: float, settles: int | None) -> st
 
 def findings(standings: Standings) -> tuple[str, ...]:
     """Return what was found, the headline first."""
-    ranked = [r for r in standings.ranked if r.trained]
-    if not standings.ranked:
-        return (f"No {standings.noun} is finished yet",)
-    if not ranked:
-        number = len(standings.ranked)
-        who = f"The {standings.noun}" if number == 1 else f"None of the {number} {standings.noun}s"
-        which = f"{'did not train' if number == 1 else 'trained'} at any of the learning rates"
-        return (f"{who} {which}",)
-    best = ranked[0]
-    reached = f"{best.name} {_reaches(best, standings.headline)}"
-    others = [d for d in standings.differences if best.name in (d.a, d.b)]
-    return (
-        reached + _standing(best, others, standings),
-        *_open(best, others, standings),
-        *_chances(standings),
-    )
+    noun, number = standings.noun, len(standings.ranked)
+    if not number:
+        return (f"No {noun} is finished yet",)
+    trained = [recipe for recipe in standings.ranked if recipe.trained]
+    if not trained:
+        none = f"The {noun} did not train" if number == 1 else f"None of the {number} {noun}s trained"
+        return (f"{none} at any of the learning rates",)
+    best = trained[0]
+    others = [difference for difference in standings.differences if best.name in (difference.a, difference.b)]
+    headline = f"{best.name} {_reaches(best, standings.headline)}{_standing(best, others, standings)}"
+    return (headline, *_open(best, others, standings), *_chances(standings))
 
 
 def _reaches(recipe: Contender, metric: Metric) -> str:
-    mean, often = recipe.value(metric), f"trained at {recipe.trained} of {count(recipe.ended, 'seed')}"
+    mean = recipe.value(metric)
+    often = f"trained at {recipe.trained} of {count(recipe.ended, 'seed')}"
     if mean is None:
         return often
     reaches = f"reaches {metric.shown(mean)} {metric.label}"
@@ -137,16 +133,17 @@ def _reaches(recipe: Contender, metric: Metric) -> str:
 def _standing(best: Contender, others: Sequence[Difference], standings: Standings) -> str:
     """How the best recipe compares with the others, in one clause for each kind of answer."""
     metric = standings.headline
+    never = {recipe.name for recipe in standings.ranked if not recipe.trained}
     ahead = [d for d in others if d.answer == "better" and _winner(d, metric) == best.name]
     behind = [d for d in others if d.answer == "better" and d not in ahead]
     often = [d for d in others if d not in ahead and (d.p_trains or 1.0) < LEVEL]
-    equal = [d for d in others if d.answer == "equal" and d not in often]
-    never = {r.name for r in standings.ranked if not r.trained}
-    still = [d for d in others if d.answer == "open" and d not in often and _other(d, best.name) not in never]
-    unable = [d for d in others if d not in often and _other(d, best.name) in never]
+    rest = [d for d in others if d not in often]
+    unable = [d for d in rest if _other(d, best.name) in never]
+    equal = [d for d in rest if d.answer == "equal"]
+    still_open = [d for d in rest if d.answer == "open" and d not in unable]
 
-    def others_in(some: Iterable[Difference]) -> str:
-        return _listing(_other(d, best.name) for d in some)
+    def others_in(differences: Iterable[Difference]) -> str:
+        return _listing(_other(d, best.name) for d in differences)
 
     clauses = []
     if ahead:
@@ -159,8 +156,10 @@ def _standing(best: Contender, others: Sequence[Difference], standings: Standing
     if equal:
         most = max(d.delta.largest for d in equal if d.delta)
         clauses.append(f"there is no difference larger than {metric.amount(most)} from {others_in(equal)}")
-    if still:
-        clauses.append(f"{_say(len(standings.seeds)).lower()} cannot tell it from {others_in(still)}")
+    if still_open:
+        clauses.append(
+            f"{_seeds_in_words(len(standings.seeds)).lower()} cannot tell it from {others_in(still_open)}"
+        )
     if unable:
         clauses.append(f"no seed of {others_in(unable)} trained")
     return "".join(f"; {clause}" for clause in clauses)
@@ -168,19 +167,20 @@ def _standing(best: Contender, others: Sequence[Difference], standings: Standing
 
 def _open(best: Contender, others: Sequence[Difference], standings: Standings) -> list[str]:
     """Say how many seeds would settle what is open about the best recipe."""
-    most = max((d.seeds_needed or 0 for d in others if d.answer == "open"), default=0)
-    so_far, each = f"so far there are {len(standings.seeds)}", f"seeds for each {standings.noun}"
-    settles = f"About {most} {each} would settle what is open about {best.name}; {so_far}"
-    return [settles] if most else []
+    needed = max((d.seeds_needed or 0 for d in others if d.answer == "open"), default=0)
+    if not needed:
+        return []
+    settles = f"About {needed} seeds for each {standings.noun} would settle what is open about {best.name}"
+    return [f"{settles}; so far there are {len(standings.seeds)}"]
 
 
 def _chances(standings: Standings) -> list[str]:
     """Say whether so many seeds can possibly show that one recipe trains more often than another."""
     seeds, recipes = len(standings.seeds), len(standings.ranked)
     pairs = recipes * (recipes - 1) // 2
-    if len({r.trained / r.ended for r in standings.ranked if r.ended}) < 2 or any(
-        (d.p_trains or 1.0) < LEVEL for d in standings.differences
-    ):
+    shares = {recipe.trained / recipe.ended for recipe in standings.ranked if recipe.ended}
+    is_shown = any((difference.p_trains or 1.0) < LEVEL for difference in standings.differences)
+    if len(shares) < 2 or is_shown:
         return []
     least = next(n for n in range(2, MOST_SEEDS) if pairs * fisher((n, n), (0, n)) < LEVEL)
     if least <= seeds:
@@ -205,6 +205,6 @@ def _listing(items: Iterable[str]) -> str:
     return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
 
 
-def _say(seeds: int) -> str:
+def _seeds_in_words(seeds: int) -> str:
     words = {0: "No seed", 1: "One seed", 2: "Two seeds", 3: "Three seeds", 4: "Four seeds", 5: "Five seeds"}
     return words.get(seeds, f"{seeds} seeds")

@@ -107,29 +107,34 @@ def contrasts(values: Array) -> Contrasts:
     common = np.isfinite(within).sum(axis=-1).astype(np.float64)
     with np.errstate(all="ignore"):  # pairs without common seeds
         delta = np.nansum(within, axis=-1) / common
-        own = np.where(common > 1, common - 1, np.nan)
-        variance = np.nansum((within - delta[..., None]) ** 2, axis=-1) / own
-        typical, prior = _prior(variance, own)
-        prior = np.fmin(prior, np.fmax(_residual_freedom(values) - own, 0))
-        moderated = (prior * typical + own * variance) / (prior + own)
-    return Contrasts(common, delta, np.sqrt(np.where(moderated > 0, moderated, np.nan)), prior + own)
+        freedom = np.where(common > 1, common - 1, np.nan)
+        variance = np.nansum((within - delta[..., None]) ** 2, axis=-1) / freedom
+        typical, lent = _prior(variance, freedom)
+        # pairs share recipes and seeds: all together they have no more freedom than their runs
+        lent = np.fmin(lent, np.fmax(_residual_freedom(values) - freedom, 0))
+        moderated = (lent * typical + freedom * variance) / (lent + freedom)
+    spread = np.sqrt(np.where(moderated > 0, moderated, np.nan))
+    return Contrasts(common, delta, spread, lent + freedom)
 
 
-def _prior(variance: Array, own: Array) -> tuple[Array, Array]:
+def _prior(variance: Array, freedom: Array) -> tuple[Array, Array]:
     """Fit the typical variance of all pairs and the degrees of freedom that it lends to each, ``[..., 1]``.
 
     Uses the mean and the variance of log variances, as in Smyth 2004, Section 6.2. The typical variance is
     the geometric mean, which one wild recipe moves less than it would the arithmetic mean.
     """
-    usable = np.where((variance > 0) & (own > 1), own, np.nan)  # a single degree of freedom says too little
+    usable = np.where(
+        (variance > 0) & (freedom > 1), freedom, np.nan
+    )  # a single degree of freedom says too little
     logs = np.log(variance) - digamma(usable / 2) + np.log(usable / 2)
     number = np.isfinite(logs).sum(axis=-1, keepdims=True)
     middle = np.nansum(logs, axis=-1, keepdims=True) / number
     spread = np.nansum((logs - middle) ** 2, axis=-1, keepdims=True) / (number - 1)
     chance = np.nansum(polygamma(1, usable / 2), axis=-1, keepdims=True) / number
     excess = CAUTION * spread - chance
-    freedom, trigamma = _trigamma_table()
-    fitted = np.interp(-excess, -trigamma, freedom, right=np.inf)
+    table, trigamma = _trigamma_table()
+    # both are negated because interp takes an ascending x, and trigamma falls
+    fitted = np.interp(-excess, -trigamma, table, right=np.inf)
     lent = np.where(number < 2, 0.0, np.where(excess > 0, fitted, np.inf))
     return np.where(number < 2, 0.0, np.exp(middle)), lent
 
@@ -195,7 +200,8 @@ def detectable(recipes: int, seeds: int) -> float:
         return np.inf
     if seeds > MOST_DRAWN:
         pairs = recipes * (recipes - 1) / 2
-        return float((student_t.isf(LEVEL / 2 / pairs, seeds - 1) + norm.isf(1 - POWER)) * np.sqrt(2 / seeds))
+        errors = student_t.isf(LEVEL / 2 / pairs, seeds - 1) + norm.isf(1 - POWER)
+        return float(errors * np.sqrt(2 / seeds))
     draws = max(500, 400_000 // (recipes**2 * seeds))
     drawn = contrasts(np.random.default_rng(0).standard_normal((draws, recipes, seeds)))
     return float(np.quantile((drawn.margin - drawn.delta)[:, 0], POWER))
@@ -212,7 +218,10 @@ def seeds_needed(recipes: int, effect: float, at_least: int = 2) -> int | None:
         low, high = high, min(2 * high, MOST_SEEDS)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if detectable(recipes, middle) <= effect else (middle, high)
+        if detectable(recipes, middle) <= effect:
+            high = middle
+        else:
+            low = middle
     return high
 
 
@@ -229,7 +238,8 @@ class MetricScale:
 
     def values(self, scores: Array) -> Array:
         """Return scores on the scale."""
-        low, high, edge = self.metric.least, self.metric.most, 0.5 * 10.0**-self.metric.digits
+        low, high = self.metric.least, self.metric.most
+        edge = 0.5 * 10.0**-self.metric.digits
         if low is not None and high is not None:
             return logit((np.clip(scores, low + edge, high - edge) - low) / (high - low))
         if low is not None:
@@ -265,10 +275,14 @@ def share_gap(only_first: int, only_second: int, pairs: int) -> Interval:
     multiplied by the share of pairs that differ: by the end of its exact interval that widens the result.
     """
     differing = only_first + only_second
-    low, high = (2 * p - 1 for p in (_ends(only_first, differing) if differing else (0.0, 1.0)))
+    first_low, first_high = _ends(only_first, differing) if differing else (0.0, 1.0)
+    low, high = 2 * first_low - 1, 2 * first_high - 1
     few, many = _ends(differing, pairs)
-    ends = low * (many if low < 0 else few), high * (many if high > 0 else few)
-    return Interval((only_first - only_second) / pairs, *ends)
+    return Interval(
+        value=(only_first - only_second) / pairs,
+        low=low * (many if low < 0 else few),
+        high=high * (many if high > 0 else few),
+    )
 
 
 def _ends(successes: int, runs: int) -> tuple[float, float]:

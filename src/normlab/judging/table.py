@@ -1,4 +1,4 @@
-"""Tables of scores, long or wide, from CSV, JSON lines, exports of Weights & Biases, or data frames."""
+"""Tables as they are read: from CSV, JSON, data frames or rows, each cell as its source has it."""
 
 from __future__ import annotations
 
@@ -15,38 +15,10 @@ from typing import Any, Final
 from normlab.base.files import regular
 from normlab.base.io import parsed
 from normlab.errors import UserError, nearest
-from normlab.judging.naming import SEED_WORD, change_and_seed
-from normlab.judging.run import ScoredRun, Take, ended
 
-SEED_COLUMN: Final = re.compile(r"(?:.*[._/ ])?(?:random_?|rng_?)?seed", re.IGNORECASE)
-SEED_NAME: Final = re.compile(r"(?:seed|s)?[-_= ]?(\d+)", re.IGNORECASE)
-"""The heading of a column that holds the scores of one seed: ``1``, ``seed 1``, ``s1``."""
 SEPARATOR_LINE: Final = re.compile(r"\"?sep=.\"?")
 """How Excel names the separator of a table, before its heading."""
 DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
-STATE_COLUMN: Final = re.compile(r"state|status", re.IGNORECASE)
-NOT_FINISHED: Final = re.compile(r"crash|fail|kill|error|abort|diverge|oom|running|pending", re.IGNORECASE)
-OF_WANDB: Final = {"Name", "State"}
-WANDB_CURVE: Final = re.compile(r"(?P<run>.+) - (?P<metric>.+)")
-FORM_OF_DICT: Final = "a dict has a list of scores for each change, such as {'base': [3.31, 3.29]}"
-ENDS_OF_BAND: Final = ("__MIN", "__MAX")
-"""Beside each curve, Weights & Biases exports the ends of its band."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the user said about where changes, seeds and scores are found."""
-
-    metric: str = ""
-    """The column or key of the score, or for logs a regular expression."""
-    take: Take = Take()
-    by: tuple[str, ...] = ()
-    """Columns that say what was changed."""
-    seed: str = ""
-    """The column of the seed."""
-    name: str = ""
-    """A regular expression for the names of files or runs, with groups ``change`` and ``seed``."""
-    higher_is_better: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,6 +158,16 @@ def _flattened(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
+def rows_of_frame(frame: Any) -> list[dict[str, Any]]:
+    """Return the rows of a data frame of polars or pandas, or of a series, with their index as columns."""
+    if hasattr(frame, "to_dicts"):
+        return frame.to_dicts()
+    if any(name is not None for name in frame.index.names):
+        frame = frame.reset_index()
+    rows = frame.to_dict("records") if hasattr(frame, "columns") else []
+    return [{str(name): value for name, value in row.items()} for row in rows]
+
+
 # ------------------------------------------------------------------------------------------------- cells
 
 
@@ -210,6 +192,12 @@ def is_numeric(table: Table, column: str) -> bool:
     return bool(cells) and all(number_of(value) is not None for value in cells)
 
 
+def numbers_in(table: Table, column: str) -> list[float]:
+    """The numbers of a column, in order; a logger leaves cells empty at steps where it did not measure."""
+    numbers = [number_of(value) for value in table.values(column)]
+    return [number for number in numbers if number is not None]
+
+
 def seed_text(value: Any) -> str:
     """Return a seed as text; a data frame with an empty cell turns 1 into 1.0."""
     number = number_of(value)
@@ -229,211 +217,3 @@ def column_named(table: Table, name: str, flag: str) -> str:
     if ending:
         raise UserError(f"{table.source} has {' and '.join(ending)}; type {flag} {shlex.quote(ending[0])}")
     raise UserError(f"{table.source} has no column {name!r}{nearest(name, table.columns)}; mend {flag}")
-
-
-# --------------------------------------------------------------------------------------------------- runs
-
-
-def runs_of(table: Table, asked: Asked) -> list[ScoredRun]:
-    """Return the runs of a table. Raises UserError if it is not clear which column is what."""
-    curves = {c: match for c in table.columns if (match := WANDB_CURVE.fullmatch(c))}
-    if curves and not asked.by:
-        return _runs_of_curves(table, curves, asked)
-    seed = column_named(table, asked.seed, "--seed-column") if asked.seed else _seed_column(table)
-    if not asked.metric and not asked.by:
-        if seed is not None and (columns := _changes_across(table, seed)):
-            return _wide_by_change(table, seed, columns)
-        if seed is None and (seeds := _seeds_across(table)):
-            return _wide_by_seed(table, seeds)
-    return _long(table, seed, asked)
-
-
-def _seed_column(table: Table) -> str | None:
-    named = [column for column in table.columns if SEED_COLUMN.fullmatch(column)]
-    if len(named) > 1:
-        raise UserError(
-            f"{table.source} has the columns {', '.join(named)}; type one, as in "
-            f"--seed-column {shlex.quote(named[0])}"
-        )
-    return named[0] if named else None
-
-
-def _changes_across(table: Table, seed: str) -> list[str]:
-    """The columns of a table with a row for each seed and a column for each change; else none."""
-    others = [column for column in table.columns if column != seed]
-    seeds = [seed_text(value) for value in table.values(seed)]
-    if len(set(seeds)) < len(seeds) or not all(is_numeric(table, column) for column in others):
-        return []
-    return others
-
-
-def _seeds_across(table: Table) -> dict[str, str]:
-    """The seed of each column of a table with a row for each change; else none.
-
-    Other columns of numbers, such as their mean, are left out if the seeds are called so: ``seed 1``.
-    """
-    _, *others = table.columns
-    seeds = {c: match[1] for c in others if (match := SEED_NAME.fullmatch(c)) and is_numeric(table, c)}
-    are_called_so = all(SEED_WORD.search(column) for column in seeds)
-    return seeds if seeds and (are_called_so or len(seeds) == len(others)) else {}
-
-
-def _wide_by_change(table: Table, seed: str, columns: Sequence[str]) -> list[ScoredRun]:
-    return [
-        ended(column, seed_text(row[seed]), number_of(row[column]), f"{table.where(i)}, {column}")
-        for column in columns
-        for i, row in enumerate(table.rows)
-        if not is_empty(row[column])
-    ]
-
-
-def _wide_by_seed(table: Table, seeds: Mapping[str, str]) -> list[ScoredRun]:
-    name = table.columns[0]
-    return [
-        ended(str(row[name]), seed, number_of(row[column]), f"{table.where(i)}, {column}")
-        for i, row in enumerate(table.rows)
-        for column, seed in seeds.items()
-        if not is_empty(row[column])
-    ]
-
-
-def _runs_of_curves(table: Table, curves: Mapping[str, re.Match[str]], asked: Asked) -> list[ScoredRun]:
-    """The runs of an exported chart of Weights & Biases: a column for each run, a row for each step."""
-    metrics = dict.fromkeys(m["metric"] for c, m in curves.items() if not c.endswith(ENDS_OF_BAND))
-    if asked.metric not in metrics and (asked.metric or len(metrics) > 1):
-        allowed = f"has curves of {', '.join(metrics)}"
-        raise UserError(f"{table.source} {allowed}; type --metric {shlex.quote(next(iter(metrics)))}")
-    metric = asked.metric or next(iter(metrics))
-    runs = []
-    for column, match in curves.items():
-        if match["metric"] != metric:
-            continue
-        cells = table.values(column)
-        values = [number for cell in cells if not is_empty(cell) and (number := number_of(cell)) is not None]
-        change, seed = change_and_seed(match["run"], asked.name)
-        score = asked.take.score(values, higher_is_better=asked.higher_is_better)
-        runs.append(ended(change, seed, score, f"{table.source}, {column}", metric=metric))
-    return runs
-
-
-def _long(table: Table, seed: str | None, asked: Asked) -> list[ScoredRun]:
-    """The runs of a table with a row for each."""
-    state = next((column for column in table.columns if STATE_COLUMN.fullmatch(column)), None)
-    metric = _metric_column(table, [seed, state, *asked.by], asked)
-    by = [column_named(table, name, "--by") for name in asked.by]
-    split_names = not by and set(table.columns) >= OF_WANDB
-    if split_names:
-        grouped = "Group" in table.columns and not any(map(is_empty, table.values("Group")))
-        by, split_names = ["Group" if grouped else "Name"], not grouped
-    by = by or _change_columns(table, [seed, state, metric])
-    runs = []
-    for i, row in enumerate(table.rows):
-        change = str(row[by[0]]) if len(by) == 1 else ", ".join(f"{c}={row[c]}" for c in by)
-        seed_of_run = None if seed is None or is_empty(row[seed]) else seed_text(row[seed])
-        if split_names:
-            change, seed_in_name = change_and_seed(change, asked.name)
-            seed_of_run = seed_of_run or seed_in_name
-        state_of_run = str(row[state] or "") if state else ""
-        if NOT_FINISHED.search(state_of_run):  # what it logged before it ended is not its score
-            score, reason = None, f"its {state} is {state_of_run}"
-        else:
-            score, reason = _score(row[metric], metric, table.where(i)), ""
-        runs.append(ended(change, seed_of_run, score, table.where(i), reason=reason, metric=metric))
-    return runs
-
-
-def _score(value: Any, metric: str, where: str) -> float | None:
-    """Return the number in a cell, None if it is empty. Raises UserError for words."""
-    number = number_of(value)
-    if number is None and not is_empty(value):
-        raise _no_number(where, metric, value)
-    return number
-
-
-def _no_number(where: str, metric: str, value: Any) -> UserError:
-    return UserError(
-        f"{where}: {metric} is {value!r}, which is no number; write a number, nan for a run that diverged, "
-        "or nothing for one that failed"
-    )
-
-
-def _metric_column(table: Table, others: Sequence[str | None], asked: Asked) -> str:
-    if asked.metric:
-        return column_named(table, asked.metric, "--metric")
-    numeric = [c for c in table.columns if c not in others and is_numeric(table, c)]
-    if len(numeric) == 1:
-        return numeric[0]
-    if not numeric:
-        raise _without_numbers(table, [c for c in table.columns if c not in others])
-    raise UserError(
-        f"{table.source} has {', '.join(numeric)}, and each may be the score; type "
-        f"--metric {shlex.quote(numeric[-1])}"
-    )
-
-
-def _without_numbers(table: Table, columns: Sequence[str]) -> UserError:
-    """The error that no column is one of scores; it names the first word in a column that may be meant."""
-    for column in columns:
-        cells = table.values(column)
-        if any(number_of(cell) is not None for cell in cells):
-            words = [i for i, cell in enumerate(cells) if not is_empty(cell) and number_of(cell) is None]
-            return _no_number(table.where(words[0]), column, cells[words[0]])
-    return UserError(
-        f"{table.source} has no column of numbers that can be the score: its columns are "
-        f"{', '.join(table.columns)}; name a table with a score for each run"
-    )
-
-
-def _change_columns(table: Table, others: Sequence[str | None]) -> list[str]:
-    """The columns that say what was changed: the one of words, or else all that are left."""
-    left = [column for column in table.columns if column not in others]
-    words = [column for column in left if not is_numeric(table, column)]
-    full = [column for column in words if not any(map(is_empty, table.values(column)))]
-    words = full or words  # every run has its change, but not every run has a note
-    if len(words) == 1:
-        return words
-    if words:
-        raise UserError(
-            f"{table.source}: the columns {', '.join(words)} may say what was changed; type one, as in "
-            f"--by {shlex.quote(words[0])}"
-        )
-    if not left:
-        raise UserError(
-            f"{table.source} has no column that says what was changed: its columns are "
-            f"{', '.join(table.columns)}; add one, such as change, and type --by change"
-        )
-    return left
-
-
-def runs_of_lists(scores: Mapping[str, Any], source: str) -> list[ScoredRun]:
-    """Return the runs of scores by change: a list of them, in the order of their seeds, or by seed.
-
-    The index of a pandas series names its seeds.
-    """
-    if not scores:
-        raise UserError(f"{source} are empty; {FORM_OF_DICT}")
-    runs = []
-    for change, given in scores.items():
-        by_seed = given.to_dict() if hasattr(given, "to_dict") else given
-        if isinstance(by_seed, Mapping):
-            pairs = [(seed_text(seed), score) for seed, score in by_seed.items()]
-        elif isinstance(given, str) or not hasattr(given, "__iter__"):
-            raise UserError(f"{change!r} is {given!r:.60}, and no list of scores; {FORM_OF_DICT}")
-        else:
-            pairs = [(str(seed), score) for seed, score in enumerate(given, start=1)]
-        for seed, score in pairs:
-            number = number_of(score)
-            if number is None and not is_empty(score):
-                raise UserError(f"a score of {change!r} is {score!r:.60}, which is no number; {FORM_OF_DICT}")
-            runs.append(ended(str(change), seed, number, f"{source}, {change}"))
-    return runs
-
-
-def rows_of_frame(frame: Any) -> list[dict[str, Any]]:
-    """Return the rows of a data frame of polars or pandas, or of a series, with their index as columns."""
-    if hasattr(frame, "to_dicts"):
-        return frame.to_dicts()
-    if any(name is not None for name in frame.index.names):
-        frame = frame.reset_index()
-    rows = frame.to_dict("records") if hasattr(frame, "columns") else []
-    return [{str(name): value for name, value in row.items()} for row in rows]

@@ -53,44 +53,47 @@ class Coordinates:
     def fault(self) -> Row | None:
         """The first row that is not as intended, causes first, with a module of the largest model."""
         wrong = [row for row in self.rows if row.right is False and row.module != ALL]
-        facts = [row for row in wrong if row.quantity in FACTS and self.parametrisation]
-        first = next(iter(facts or sorted(wrong, key=lambda row: row.step)), None)
-        return None if first is None else replace(first, module=first.path)
+        if not wrong:
+            return None
+        first = min(wrong, key=lambda row: row.step)
+        if self.parametrisation:
+            # a wrong fact is a cause of what is measured, even where it shows only at a later step
+            first = next((row for row in wrong if row.quantity in FACTS), first)
+        return replace(first, module=first.path)
 
     def sentence(self) -> str:
         """Why a rate would not carry, and what to do; or that nothing suggests that it would not."""
         row = self.fault
         if row is None:
-            judged = sum(row.right is not None for row in self.rows)
-            if not judged:
+            if all(row.right is None for row in self.rows):
                 return f"nothing could be measured over {self.axis}"
             seeds = count(len(self.seeds), "seed")
             return f"starts and updates are alike at every {self.axis}, as far as {seeds} can tell"
-        return reason(row, self)
+        return reason(row, self.rows, self.axis, self.parametrisation)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is legitimate but worth knowing, because references differ on it."""
-        rates = {r.parameter: r.slope for r in self.rows if r.quantity == "rate" and r.parameter}
-        both = {
-            row.role: row.slope + rates[row.parameter]
-            for row in self.rows
-            if row.quantity == "decay" and row.right is None and row.parameter in rates
-        }
+        rates = {row.parameter: row.slope for row in self.rows if row.quantity == "rate" and row.parameter}
+        products: dict[str, float] = {}
+        for row in self.rows:
+            if row.quantity == "decay" and row.right is None and row.parameter in rates:
+                products[row.role] = row.slope + rates[row.parameter]
         return tuple(
             f"rate × decay of {role} goes with {self.axis} as m^{power:.2g}; microsoft/mup and CompleteP "
             "keep it the same, nanoGPT-mup does not"
-            for role, power in both.items()
+            for role, power in products.items()
             if abs(power) > NEAR
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The same facts as plain values."""
-        names, fault = ("axis", "sizes", "seeds", "steps", "parametrisation"), self.fault
+        names = ("axis", "sizes", "seeds", "steps", "parametrisation")
+        fault = self.fault
         return {
             **{name: getattr(self, name) for name in names},
             "rows": [row.to_dict() for row in self.rows],
-            "fault": fault and fault.to_dict(),
+            "fault": None if fault is None else fault.to_dict(),
             "sentence": self.sentence(),
             "notes": list(self.notes),
         }
@@ -164,9 +167,8 @@ class Check:
     @property
     def seed_s(self) -> float:
         """Seconds of all sizes with one seed: a lower bound until every size was timed."""
-        return sum(self.unit_s.values()) + max(self.unit_s.values(), default=0.0) * (
-            len(self.family.sizes) - len(self.unit_s)
-        )
+        untimed = len(self.family.sizes) - len(self.unit_s)
+        return sum(self.unit_s.values()) + max(self.unit_s.values(), default=0.0) * untimed
 
     def estimate(self, until: float = math.inf) -> None:
         """Time a unit of each size by one step of it, from the smallest size on, as long as ``LEAST_SEEDS``
@@ -184,7 +186,8 @@ class Check:
         for seed in self.seeds:
             for i, size in enumerate(self.family.sizes):
                 start = time.monotonic()
-                if start + sum(self.unit_s.get(rest, 0.0) for rest in self.family.sizes[i:]) > until:
+                rest_s = sum(self.unit_s.get(later, 0.0) for later in self.family.sizes[i:])
+                if start + rest_s > until:
                     return
                 self._measured[size, seed] = self._unit(size, seed, self.steps)
                 self.unit_s[size] = time.monotonic() - start
@@ -199,14 +202,24 @@ class Check:
     @property
     def done(self) -> tuple[int, ...]:
         """The seeds with which every size was measured."""
-        return tuple(s for s in self.seeds if all((size, s) in self._measured for size in self.family.sizes))
+        return tuple(
+            seed for seed in self.seeds if all((size, seed) in self._measured for size in self.family.sizes)
+        )
 
     def answer(self) -> Coordinates:
         """What the finished seeds show."""
-        seeds, own = self.done, "" if self._kind is None else self._kind.name
-        whole = {key: one for key, one in self._measured.items() if key[1] in seeds}
-        rows = tuple(rows_of(whole, self.family.axis, self._kind))
-        return Coordinates(self.family.axis, self.family.sizes, seeds, self.steps, own, rows)
+        seeds = self.done
+        finished = {
+            (size, seed): measured for (size, seed), measured in self._measured.items() if seed in seeds
+        }
+        return Coordinates(
+            axis=self.family.axis,
+            sizes=self.family.sizes,
+            seeds=seeds,
+            steps=self.steps,
+            parametrisation="" if self._kind is None else self._kind.name,
+            rows=tuple(rows_of(finished, self.family.axis, self._kind)),
+        )
 
 
 def _named(parametrisation: str) -> type[Parametrisation] | None:
@@ -230,9 +243,9 @@ class BudgetCheck:
     @cached_property
     def check(self) -> Check:
         """What is measured."""
-        return Check(replace(self.family, make=self._made), range(self.seed, self.seed + SEEDS))
+        return Check(replace(self.family, make=self._make), range(self.seed, self.seed + SEEDS))
 
-    def _made(self, size: int, seed: int) -> Setup:
+    def _make(self, size: int, seed: int) -> Setup:
         self.journal.mark()  # before each unit, during which the process may be killed
         return self.family.make(size, seed)
 
@@ -241,23 +254,30 @@ class BudgetCheck:
 
         Raises UserError if the journal holds something else in place of an answer.
         """
-        for row in self.journal.rows:
-            if row.get("check") == CHECK:
-                kept: _KeptAnswer = from_plain(_KeptAnswer, row["answer"], f"answer in {self.journal.path}")
-                if kept.sizes == self.family.sizes:
-                    self.answer = to_plain(kept)
+        self.answer = self._kept_answer()
         if self.answer:
             return
         until = self._until()
         self._try(lambda: self.check.estimate(until))
         if self.answer:
             return
-        seed_s, left = self.check.seed_s, until - time.monotonic()
-        if not 0 < LEAST_SEEDS * seed_s <= left:
+        seed_s, left_s = self.check.seed_s, until - time.monotonic()
+        if not 0 < LEAST_SEEDS * seed_s <= left_s:
             self._leave_out(LEAST_SEEDS * seed_s)
             return
-        self.check.seeds = self.check.seeds[: int(min(left / seed_s, len(self.check.seeds)))]
+        affordable = int(min(left_s / seed_s, len(self.check.seeds)))
+        self.check.seeds = self.check.seeds[:affordable]
         self.seconds = seed_s * len(self.check.seeds)
+
+    def _kept_answer(self) -> dict[str, Any]:
+        """The last answer for these sizes that the journal holds; empty if there is none."""
+        answer: dict[str, Any] = {}
+        for row in self.journal.rows:
+            if row.get("check") == CHECK:
+                kept: _KeptAnswer = from_plain(_KeptAnswer, row["answer"], f"answer in {self.journal.path}")
+                if kept.sizes == self.family.sizes:
+                    answer = to_plain(kept)
+        return answer
 
     def run(self) -> None:
         """Measure what was planned, and keep the answer."""
@@ -286,11 +306,12 @@ class BudgetCheck:
         except Exception as error:  # any model may raise anything
             self.answer = {"left_out": f"it raised {type(error).__name__}: {error}"}
 
-    def _leave_out(self, need: float) -> None:
-        """Say what time it needs, and what budget that takes; ``need`` is 0 if no time was left for it."""
-        why, more = "no time is left for it", ""
-        if need:
-            whole = duration(max(need / SHARE, self.journal.seconds + need))
-            why = f"{LEAST_SEEDS} seeds take {duration(need)} or more"
-            more = f"; a budget of {whole} would hold it"
-        self.answer = {"left_out": f"{why}, and a tenth of the budget is the most{more}"}
+    def _leave_out(self, need_s: float) -> None:
+        """Say what time it needs, and what budget that takes; ``need_s`` is 0 if no time was left for it."""
+        most = "a tenth of the budget is the most"
+        if not need_s:
+            self.answer = {"left_out": f"no time is left for it, and {most}"}
+            return
+        budget = duration(max(need_s / SHARE, self.journal.seconds + need_s))
+        takes = f"{LEAST_SEEDS} seeds take {duration(need_s)} or more"
+        self.answer = {"left_out": f"{takes}, and {most}; a budget of {budget} would hold it"}

@@ -57,31 +57,27 @@ class _Meant:
         return high >= self.low - NEAR and low <= self.exponent + NEAR
 
 
-def _by_table(kind: type[Parametrisation] | None, axis: Axis, key: Key, place: Place) -> _Meant | None:
+def _by_table(kind: type[Parametrisation], axis: Axis, key: Key, place: Place) -> _Meant | None:
     """What a declared parametrisation prescribes for a start, a rate, a decay, an eps, or a branch.
 
     A role that the table of decays, or of starts, leaves out is not judged, nor is an eps that it does not
     change: the public µP references differ on both. Decay of vectors is not judged either.
     """
-    if kind is None:
-        return None
 
     def along(powers: Exponents) -> float:
         return powers.width if axis == "width" else powers.depth * place.in_block
 
-    quantity, power = key.quantity, None
-    if quantity == "rate":
-        power = along(kind.rates.get(key.role, ONE))
-    elif quantity == "decay" and key.role in kind.decays:
-        power = along(kind.decays[key.role])
-    elif quantity == "eps" and kind.eps != ONE and (axis == "width" or place.in_block):
-        power = along(kind.eps)
-    if power is not None:
-        return _Meant(power, exact=True)
-    if quantity == "start" and axis == "width" and key.role in kind.starts:
-        return _Meant(kind.starts[key.role])
-    if quantity == "branch" and axis == "depth" and kind.branch != ONE:
-        return _Meant(kind.branch.depth)
+    match key.quantity:
+        case "rate":
+            return _Meant(along(kind.rates.get(key.role, ONE)), exact=True)
+        case "decay" if key.role in kind.decays:
+            return _Meant(along(kind.decays[key.role]), exact=True)
+        case "eps" if kind.eps != ONE and (axis == "width" or place.in_block):
+            return _Meant(along(kind.eps), exact=True)
+        case "start" if axis == "width" and key.role in kind.starts:
+            return _Meant(kind.starts[key.role])
+        case "branch" if axis == "depth" and kind.branch != ONE:
+            return _Meant(kind.branch.depth)
     return None
 
 
@@ -95,15 +91,19 @@ def _to_carry(axis: Axis, key: Key, step: int, place: Place) -> _Meant | None:
     stream; the change there counts, not that of a layer, nor that of the logits, which is relative to a
     stream whose own start approaches that of the embeddings.
     """
-    wide, quantity = axis == "width", key.quantity
+    quantity = key.quantity
     if quantity == "activation" and key.role in ("embedding", "head"):
         return None  # a multiplier may follow: what counts is what enters the first block, and the logits
-    if quantity == "stream change" or (not step and quantity in ("stream", *(_STARTING if wide else ()))):
-        return _Meant(0.0, falls=math.inf)
-    if quantity == "logits change" and wide:
-        return _Meant(0.0, falls=HALF)
-    if quantity == "update" and (wide or not place.in_block):
-        return _Meant(0.0, falls=HALF if wide and (place.product or step > 1) else 0.0)
+    at_most_the_same = _Meant(0.0, falls=math.inf)
+    if quantity == "stream change" or (quantity == "stream" and not step):
+        return at_most_the_same
+    if axis == "depth":
+        return _Meant(0.0) if quantity == "update" and not place.in_block else None
+    if quantity in _STARTING and not step:
+        return at_most_the_same
+    if quantity in ("logits change", "update"):
+        may_fall = quantity == "logits change" or place.product or step > 1
+        return _Meant(0.0, falls=HALF if may_fall else 0.0)
     return None
 
 
@@ -190,40 +190,68 @@ def rows_of(measured: Sizes, axis: Axis, kind: type[Parametrisation] | None) -> 
     parametrisation that was declared.
     """
     sizes = sorted({size for size, _ in measured})
-    first = next(one for (size, _), one in measured.items() if size == sizes[-1])
-    keys = sorted(
-        set[tuple[Key, int]].intersection(*(set(one.values) for one in measured.values())),
-        key=lambda own: (first.places[own[0]].time, list(first.places).index(own[0]), own[1]),
-    )
-    slopes = {own: _slope(measured, sizes, [own[0]], own[1]) for own in keys}
-    of = {
-        (k.quantity, k.parameter): s.mean for (k, _), s in slopes.items() if k.quantity in ("start", "rate")
+    places = next(of_model.places for (size, _), of_model in measured.items() if size == sizes[-1])
+    slopes = {
+        (key, step): _slope(measured, sizes, [key], step) for key, step in _shown_by_all(measured, places)
     }
-    widths = {k.module: s for (k, _), s in slopes.items() if k.quantity == "head width"}
+    by_parameter = {(key.quantity, key.parameter): slope.mean for (key, _), slope in slopes.items()}
     rows = list[Row]()
     for (key, step), slope in slopes.items():
-        place = first.places[key]
+        place = places[key]
         if key.quantity == "attention scale":
-            wanted = _of_attention(kind, axis, widths[key.module])
+            meant = _of_attention(kind, axis, slopes[key._replace(quantity="head width"), step])
         else:
-            wanted = _by_table(kind, axis, key, place) or _to_carry(axis, key, step, place)
-        start, rate = (of.get((name, key.parameter), math.nan) for name in ("start", "rate"))
-        row = _row(key, step, slope, wanted)
+            declared = None if kind is None else _by_table(kind, axis, key, place)
+            meant = declared or _to_carry(axis, key, step, place)
+        start = by_parameter.get(("start", key.parameter), math.nan)
+        rate = by_parameter.get(("rate", key.parameter), math.nan)
+        row = _row(key, step, slope, meant)
         rows.append(replace(row, kind=_kind_of(key, start, rate), path=place.path))
     yield from _equivalent(rows)
-    by_role: dict[Key, list[Key]] = defaultdict(list)
-    for key in dict.fromkeys(key for key, _ in keys if key.quantity in _SUMMED):
-        by_role[Key(key.quantity, key.role, ALL)].append(key)
-    for key, own in by_role.items():
-        for step in sorted({step for one, step in keys if one in own}):
-            yield _row(key, step, _slope(measured, sizes, own, step), None)
+    yield from _rows_by_role(measured, sizes, list(slopes))
 
 
-def _row(key: Key, step: int, slope: _Slope, wanted: _Meant | None) -> Row:
-    right = wanted.holds(slope.low, slope.high) if wanted and slope.known else None
-    expected = (wanted.exponent, wanted.low) if wanted else (None, None)
-    own = (key.role, key.module, key.quantity, step, slope.mean, slope.low, slope.high)
-    return Row(*own, *expected, right, parameter=key.parameter, values=slope.values)
+def _shown_by_all(measured: Sizes, places: Mapping[Key, Place]) -> list[tuple[Key, int]]:
+    """What every model showed and at which steps, in the order of a pass and by step."""
+    shared = set[tuple[Key, int]].intersection(*(set(of_model.values) for of_model in measured.values()))
+    rank = {key: number for number, key in enumerate(places)}
+
+    def order(shown: tuple[Key, int]) -> tuple[int, int, int]:
+        key, step = shown
+        return places[key].time, rank[key], step
+
+    return sorted(shared, key=order)
+
+
+def _rows_by_role(measured: Sizes, sizes: Sequence[int], shown: Sequence[tuple[Key, int]]) -> Iterator[Row]:
+    """Yield a row for all places of a role together, which is not judged."""
+    steps_by_key: dict[Key, set[int]] = defaultdict(set)
+    keys_by_role: dict[Key, list[Key]] = defaultdict(list)
+    for key, step in shown:
+        if key.quantity in _SUMMED:
+            steps_by_key[key].add(step)
+    for key in steps_by_key:
+        keys_by_role[Key(key.quantity, key.role, ALL)].append(key)
+    for role, keys in keys_by_role.items():
+        for step in sorted(set[int].union(*(steps_by_key[key] for key in keys))):
+            yield _row(role, step, _slope(measured, sizes, keys, step), None)
+
+
+def _row(key: Key, step: int, slope: _Slope, meant: _Meant | None) -> Row:
+    return Row(
+        role=key.role,
+        module=key.module,
+        quantity=key.quantity,
+        step=step,
+        slope=slope.mean,
+        low=slope.low,
+        high=slope.high,
+        expected=None if meant is None else meant.exponent,
+        expected_low=None if meant is None else meant.low,
+        right=meant.holds(slope.low, slope.high) if meant is not None and slope.known else None,
+        parameter=key.parameter,
+        values=slope.values,
+    )
 
 
 def _slope(measured: Sizes, sizes: Sequence[int], keys: Sequence[Key], step: int) -> _Slope:
@@ -236,16 +264,20 @@ def _slope(measured: Sizes, sizes: Sequence[int], keys: Sequence[Key], step: int
     values = tuple(fmean(column) for column in zip(*table, strict=True))
     if any(not (math.isfinite(x) and x > 0) for row in table for x in row):
         return _Slope(math.nan, math.nan, math.nan, values)
-    x, logs = [math.log(size) for size in sizes], [[math.log(value) for value in row] for row in table]
-    slopes = [linear_regression(x, y).slope for y in logs]
-    mean, half = fmean(slopes), math.inf
+    x = [math.log(size) for size in sizes]
+    by_seed = [[math.log(value) for value in row] for row in table]
+    slopes = [linear_regression(x, y).slope for y in by_seed]
+    mean = fmean(slopes)
     if keys[0].quantity in _HELD:
-        steps = [b - a for y in logs for a, b in pairwise(y)]
-        steps = [rise / (b - a) for rise, (a, b) in zip(steps, [*pairwise(x)] * len(logs), strict=True)]
-        return _Slope(mean, min(steps), max(steps), values)
-    if len(slopes) > 1:
-        half = half_width(slopes, LEVEL)
+        local = [slope for y in by_seed for slope in _local_slopes(x, y)]
+        return _Slope(mean, min(local), max(local), values)
+    half = half_width(slopes, LEVEL) if len(slopes) > 1 else math.inf
     return _Slope(mean, mean - half, mean + half, values)
+
+
+def _local_slopes(x: Sequence[float], y: Sequence[float]) -> list[float]:
+    """The slope from each point to the next."""
+    return [(y1 - y0) / (x1 - x0) for (x0, x1), (y0, y1) in zip(pairwise(x), pairwise(y), strict=True)]
 
 
 def _of_attention(kind: type[Parametrisation] | None, axis: Axis, widths: _Slope) -> _Meant | None:
@@ -259,9 +291,12 @@ def _of_attention(kind: type[Parametrisation] | None, axis: Axis, widths: _Slope
     narrow, wide = widths.values[0], widths.values[-1]
     if narrow == wide:
         return None
-    own = kind(ModelConfig())
-    low, high = (math.log(own.attention_scale(None, round(w)) or w**-0.5) for w in (narrow, wide))
-    return _Meant((high - low) / math.log(wide / narrow) * widths.mean, exact=True)
+    declared = kind(ModelConfig())
+    # None stands for the usual scale, one over the root of the head's width
+    at_narrow, at_wide = (
+        math.log(declared.attention_scale(None, round(width)) or width**-0.5) for width in (narrow, wide)
+    )
+    return _Meant((at_wide - at_narrow) / math.log(wide / narrow) * widths.mean, exact=True)
 
 
 def _equivalent(rows: Sequence[Row]) -> list[Row]:
@@ -270,15 +305,16 @@ def _equivalent(rows: Sequence[Row]) -> list[Row]:
     Under Adam, a factor :math:`m^\theta` on both amounts to one on the parameter's multiplier, and the update
     shows whether the multiplier makes up for it. Yang et al. 2022, Lemma J.1 (2203.03466).
     """
-    wrong = {
-        (r.quantity, r.parameter): r.slope - (r.expected or 0.0)
-        for r in rows
-        if r.quantity in ("start", "rate") and r.right is False
-    }
-    alike = {
+    excess: dict[str, dict[str, float]] = {"start": {}, "rate": {}}
+    for row in rows:
+        if row.quantity in excess and row.right is False:
+            excess[row.quantity][row.parameter] = row.slope - (row.expected or 0.0)
+    off_alike = {
         parameter
-        for quantity, parameter in wrong
-        if abs(wrong.get(("start", parameter), math.inf) - wrong.get(("rate", parameter), -math.inf)) < NEAR
+        for parameter, of_start in excess["start"].items()
+        if parameter in excess["rate"] and abs(of_start - excess["rate"][parameter]) < NEAR
     }
-    of = ("start", "rate")
-    return [replace(r, right=None) if r.quantity in of and r.parameter in alike else r for r in rows]
+    return [
+        replace(row, right=None) if row.quantity in excess and row.parameter in off_alike else row
+        for row in rows
+    ]

@@ -73,7 +73,7 @@ class SetupFamily:
 
 
 def family_of(
-    what: Any, title: str = "", *, widths: Sequence[int] = (), depths: Sequence[int] = ()
+    source: Any, title: str = "", *, widths: Sequence[int] = (), depths: Sequence[int] = ()
 ) -> SetupFamily:
     """The family of a function ``setup(width=, seed=)`` or ``setup(depth=, seed=)``, or of what is ``Sized``,
     whose base is its smallest size.
@@ -84,22 +84,28 @@ def family_of(
         raise UserError("give widths or depths, such as widths 64 128 256 512, and not both")
     axis: Axis = "width" if widths else "depth"
     sizes = widths or depths
-    if wrong := [n for n in sizes if not isinstance(n, int) or isinstance(n, bool) or n < 1]:
-        raise UserError(f"{AXES[axis]} has {shown(wrong[0])}, but must hold whole numbers above 0")
+    for size in sizes:
+        is_whole = isinstance(size, int) and not isinstance(size, bool)
+        if not is_whole or size < 1:
+            raise UserError(f"{AXES[axis]} has {shown(size)}, but must hold whole numbers above 0")
     if len(set(sizes)) < 2:
         raise UserError(f"{AXES[axis]} has {shown(list(sizes))}, but must hold at least two sizes")
     ascending = tuple(sorted(set(sizes)))
-    if isinstance(what, Sized):
+    if isinstance(source, Sized):
         base = ascending[0]
 
-        def make(size: int, seed: int) -> Setup:
-            return what.at(axis, size, base=base, seed=seed)
+        def make_from_base(size: int, seed: int) -> Setup:
+            return source.at(axis, size, base=base, seed=seed)
 
-        return SetupFamily(title or what.title, axis, ascending, make, what.parametrisation)
-    if not callable(what):
+        return SetupFamily(title or source.title, axis, ascending, make_from_base, source.parametrisation)
+    if not callable(source):
         raise UserError(
-            f"transfer got {shown(what)}, and takes a function setup({axis}=, seed=), or, for a recipe's "
+            f"transfer got {shown(source)}, and takes a function setup({axis}=, seed=), or, for a recipe's "
             "configuration, normlab.sized(config)"
         )
-    title = title or getattr(what, "__qualname__", "setup")
-    return SetupFamily(title, axis, ascending, lambda size, seed: called(what, title, seed, **{axis: size}))
+    name = title or getattr(source, "__qualname__", "setup")
+
+    def make(size: int, seed: int) -> Setup:
+        return called(source, name, seed, **{axis: size})
+
+    return SetupFamily(name, axis, ascending, make)

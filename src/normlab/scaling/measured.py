@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,23 @@ class _SeenError(Exception):
     """Ends a pass when the rest of it is not needed."""
 
 
+class Shown(NamedTuple):
+    """A tensor that a pass shows."""
+
+    kind: Literal["entry", "stream", "activation", "scores"]
+    path: str
+    """The module that has it."""
+    nth: int
+    """How many of the kind the module has shown before."""
+    tensor: Tensor
+    time: int
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What identifies it in any pass of the model."""
+        return self.kind, self.path, self.nth
+
+
 class WholePass:
     """What one pass shows, in its order."""
 
@@ -85,42 +102,57 @@ class WholePass:
         self.subject, self.time = subject, 0
         self.entering: dict[str, Tensor] = {}
         """The streams as they first enter each block."""
-        self.shown: list[tuple[str, str, Tensor, int]] = []
-        """Outputs of modules and scores of attention, each with its module and its time."""
+        self.shown: list[Shown] = []
         self.readings: list[tuple[ParameterReading, str, int]] = []
-        self.scored: Tensor | None = None
-        """The logits."""
+        """Each with the module that runs, and its time."""
+        self.logits: Tensor | None = None
         self._running: list[str] = []
+        """The modules that have begun and not ended, from the outermost on."""
+        self._number = Counter[tuple[str, str]]()
+        """How many tensors were shown, by kind and module."""
+
+    @property
+    def innermost(self) -> str:
+        """The module that runs now."""
+        return self._running[-1] if self._running else ""
 
     def module(self, path: str, side: Side, values: Any) -> None:
-        x, blocks = stream_of(t for _, t in tensors_in(values)), self.subject.blocks
+        """Keep what enters a module, or what it returns."""
+        x = stream_of(tensor for _, tensor in tensors_in(values))
         if side == "input":
-            self._running.append(path)
-            if path in blocks and x is not None and path not in self.entering:
-                self.entering[path] = x.detach().clone()
-                if path in self.subject.entries:
-                    self._show("entry", path, x)
+            self._enter(path, x)
             return
+        # a module that raised, and was caught by another, has not returned
         while self._running and self._running.pop() != path:
             pass
         if x is not None:
-            self._show("stream" if path in blocks else "activation", path, x)
+            self._show("stream" if path in self.subject.blocks else "activation", path, x)
+
+    def _enter(self, path: str, x: Tensor | None) -> None:
+        self._running.append(path)
+        if x is None or path not in self.subject.blocks or path in self.entering:
+            return
+        self.entering[path] = x.detach().clone()
+        if path in self.subject.entries:
+            self._show("entry", path, x)
 
     def call(self, call: FunctionCall) -> None:
         """Keep the scores before the softmax, with 0 for masked ones."""
-        own = self._running[-1] if self._running else ""
         if call.name != "softmax":
-            self._show("scores", own, call.products())
-        elif own in self.subject.scores:
-            self._show("scores", own, call.argument(0, "input").masked_fill(call.result == 0, 0.0))
+            self._show("scores", self.innermost, call.products())
+        elif self.innermost in self.subject.scores:
+            scores = call.argument(0, "input").masked_fill(call.result == 0, 0.0)
+            self._show("scores", self.innermost, scores)
 
-    def _show(self, kind: str, path: str, x: Tensor) -> None:
+    def _show(self, kind: Literal["entry", "stream", "activation", "scores"], path: str, x: Tensor) -> None:
         self.time += 1
-        self.shown.append((kind, path, x.detach().clone(), self.time))
+        self.shown.append(Shown(kind, path, self._number[kind, path], x.detach().clone(), self.time))
+        self._number[kind, path] += 1
 
     def read(self, reading: ParameterReading) -> None:
+        """Keep that a parameter is read."""
         self.time += 1
-        self.readings.append((reading, self._running[-1] if self._running else "", self.time))
+        self.readings.append((reading, self.innermost, self.time))
 
 
 class WatchedModel:
@@ -129,18 +161,22 @@ class WatchedModel:
     def __init__(self, setup: Setup, batch: Any) -> None:
         self.model = copied_model(unwrap(setup.model))
         self.trace = Trace(self.model, batch, setup.loss_of, dropout=False, seed=SEED)
-        self.weights: Weights = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        self.weights: Weights = {
+            name: parameter.detach().clone() for name, parameter in self.model.named_parameters()
+        }
         self.facts = Facts(self.trace, setup.declare)
-        self.blocks = {b.path: re.sub(r"\d+$", "*", b.path) for b in self.facts.blocks}
+        self.blocks = {block.path: re.sub(r"\d+$", "*", block.path) for block in self.facts.blocks}
+        """By path, the same with ``*`` for the number of the block."""
         self.entries = {blocks[0].path for blocks in self.facts.stacks.values()}
         self.last = {blocks[-1].path for blocks in self.facts.stacks.values()}
         self.scores: dict[str, Scores] = {}
         with suppress(Exception):  # any model may raise anything
-            self.scores = {s.module: s for s in read_wiring(self.trace, list(self.blocks)).scores}
-        found = roles_in(self.model) or self.facts.roles
+            wiring = read_wiring(self.trace, list(self.blocks))
+            self.scores = {scores.module: scores for scores in wiring.scores}
+        roles = roles_in(self.model) or self.facts.roles
         # no parametrisation has a rule for tokens: how they are read tells whether they are a table
-        self.roles = {name: "hidden" if role == "token" else role for name, role in found.items()}
-        self.names = {id(p): n for n, p in self.model.named_parameters()}
+        self.roles = {name: "hidden" if role == "token" else role for name, role in roles.items()}
+        self.names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self.logits: Logits | None = None
         with suppress(Unknown):
             self.logits = self.facts.logits
@@ -152,7 +188,7 @@ class WatchedModel:
         seen = WholePass(self)
         scores = Functions(wanted=ATTENDED, see=seen.call)
         hooks = forward_hooks(dict(model.named_modules()), seen.module)
-        seen.scored = self._run(model, hooks, scores, Readings(model, self.weights, seen.read))
+        seen.logits = self._run(model, hooks, scores, Readings(model, self.weights, seen.read))
         return seen
 
     def logits_with(self, model: nn.Module, first: Iterable[Nth]) -> Tensor | None:
@@ -164,7 +200,7 @@ class WatchedModel:
         entered: dict[str, Tensor] = {}
 
         def enter(path: str, side: Side, values: Any) -> None:
-            x = stream_of(t for _, t in tensors_in(values))
+            x = stream_of(tensor for _, tensor in tensors_in(values))
             if side == "input" and x is not None:
                 entered.setdefault(path, x.detach().clone())
             if len(entered) == len(self.entered(self.first.entering)):
@@ -200,24 +236,25 @@ class WatchedModel:
 
     def _read_roles(self) -> None:
         """Tell tables from matrices by how they are read, and find the product that makes the logits."""
-        by_name: dict[str, list[ParameterReading]] = defaultdict(list)
-        modules: dict[tuple[str, int], str] = {}
+        readings: dict[str, list[ParameterReading]] = defaultdict(list)
+        modules: dict[Nth, str] = {}
         for reading, path, _ in self.first.readings:
-            by_name[reading.parameter].append(reading)
+            readings[reading.parameter].append(reading)
             modules[reading.parameter, reading.nth] = path
-        for name, every in by_name.items():
-            if self.roles.get(name) == "hidden" and not any(r.function in PRODUCTS for r in every):
+        self.lookups: dict[str, list[Nth]] = {}
+        for name, of_parameter in readings.items():
+            looked_up = [(name, reading.nth) for reading in of_parameter if reading.function not in PRODUCTS]
+            if self.roles.get(name) == "hidden" and len(looked_up) == len(of_parameter):
                 self.roles[name] = "embedding"
-        self.lookups = {
-            name: [(name, r.nth) for r in every if r.function not in PRODUCTS]
-            for name, every in by_name.items()
-            if self.roles.get(name) == "embedding" and self.entries
-        }
+            if self.roles.get(name) == "embedding" and self.entries:
+                self.lookups[name] = looked_up
         head = None
         with suppress(Unknown):
             head = self.facts.head
-        made = [r for r in by_name.get(head or "", ()) if r.function in PRODUCTS]
-        self.head = (made[-1].parameter, made[-1].nth) if made and self.logits is not None else None
+        products = [reading for reading in readings.get(head or "", ()) if reading.function in PRODUCTS]
+        self.head: Nth | None = None
+        if products and self.logits is not None:
+            self.head = (products[-1].parameter, products[-1].nth)
         self.head_module = modules[self.head] if self.head else ""
 
     def role(self, path: str) -> tuple[str, str]:
@@ -226,9 +263,11 @@ class WatchedModel:
         """
         if self.head is not None and (not path or within(self.head_module, path)):
             return "head", self.head[0]
-        own = self.model.get_submodule(path).parameters()
-        matrices = [self.names[id(p)] for p in own if p.ndim > 1]
-        return (self.roles[matrices[0]], matrices[0]) if len(matrices) == 1 else ("", "")
+        parameters = self.model.get_submodule(path).parameters()
+        matrices = [self.names[id(parameter)] for parameter in parameters if parameter.ndim > 1]
+        if len(matrices) != 1:
+            return "", ""
+        return self.roles[matrices[0]], matrices[0]
 
     def glob(self, path: str) -> str:
         """A path with ``*`` for the number of its block."""
@@ -288,58 +327,81 @@ class _Gauge:
         model, optimizers, _ = copied(setup, hollow=True)
         peaks = {id(g): peak for g, peak in zip(groups_of(optimizers), course.peaks, strict=True)}
         values: dict[Key, list[float]] = defaultdict(list)
+        # reversed, so that the first reading of each parameter counts
         times = {reading.parameter: time for reading, _, time in reversed(self.subject.first.readings)}
-        for h in held(model, optimizers):
+        for parameter in held(model, optimizers):
+            name, group = parameter.name, parameter.group
             numbers = {
-                "start": float(self.subject.weights[h.name].double().square().mean().sqrt()),
-                "rate": peaks[id(h.group)],
-                "decay": h.decay,
-                "eps": float(h.group.get("eps") or 0.0),
-                **{f"beta{i}": 1 - float(b) for i, b in enumerate(h.group.get("betas") or (), 1)},
+                "start": float(self.subject.weights[name].double().square().mean().sqrt()),
+                "rate": peaks[id(group)],
+                "decay": parameter.decay,
+                "eps": float(group.get("eps") or 0.0),
+                **{f"beta{i}": 1 - float(beta) for i, beta in enumerate(group.get("betas") or (), 1)},
             }
-            role, time = self.subject.roles.get(h.name, "hidden"), times.get(h.name, self.subject.first.time)
+            role = self.subject.roles.get(name, "hidden")
+            time_read = times.get(name, self.subject.first.time)
             for quantity, number in numbers.items():
-                key = self._key(quantity, role, h.name.rpartition(".")[0], h.name, time=time)
+                key = self._key(quantity, role, name.rpartition(".")[0], name, time=time_read)
                 values[key].append(number**2)
-        scales: dict[Key, list[float]] = defaultdict(list)  # which tell once queries and keys were updated
-        scored = {p: time for kind, p, _, time in reversed(self.subject.first.shown) if kind == "scores"}
-        for one in self.subject.scores.values():
-            if not one.free and one.module in scored:
-                for quantity, number in (("attention scale", one.factor), ("head width", float(one.width))):
-                    key = self._key(quantity, "attention", one.module, time=scored[one.module])
-                    scales[key].append(number**2)
         self._add(0, values)
-        self._add(1, scales)
+        # how attention is scaled tells something once queries and keys were updated
+        self._add(1, self._attention_scales())
+
+    def _attention_scales(self) -> dict[Key, list[float]]:
+        values: dict[Key, list[float]] = defaultdict(list)
+        times = {
+            shown.path: shown.time for shown in reversed(self.subject.first.shown) if shown.kind == "scores"
+        }
+        for scores in self.subject.scores.values():
+            if scores.free or scores.module not in times:
+                continue
+            numbers = {"attention scale": scores.factor, "head width": float(scores.width)}
+            for quantity, number in numbers.items():
+                key = self._key(quantity, "attention", scores.module, time=times[scores.module])
+                values[key].append(number**2)
+        return values
 
     def see(self, seen: WholePass, model: nn.Module, step: int) -> None:
         """Record what a pass shows, and what the updates so far change."""
-        subject, first = self.subject, self.subject.first
         values: dict[Key, list[float]] = defaultdict(list)
-        before = {place: x for place, x, _ in _numbered(first)}
-        for (kind, path, nth), x, when in _numbered(seen):
-            own = {"scores": "attention", "stream": "stream", "entry": "embedding"}.get(kind)
-            role, parameter = subject.role(path) if own is None else (own, "")
-            if kind == "stream":
-                if path in seen.entering and seen.entering[path].shape == x.shape:
-                    key = self._key("branch", "stream", path, time=when)
-                    values[key].append(square(x - seen.entering[path]))
-                if path not in subject.last:
-                    continue
-            values[self._key(kind, role, path, parameter, time=when)].append(square(x))
-            x0 = before.get((kind, path, nth))
-            if step and x0 is not None and x.shape == x0.shape:
-                key = self._key(f"{kind} change", role, path, parameter, time=when)
-                values[key].append(square(x - x0))
+        at_start = {shown.place: shown.tensor for shown in self.subject.first.shown}
+        for shown in seen.shown:
+            if shown.kind == "stream":
+                self._branch(shown, seen, values)
+                if shown.path not in self.subject.last:
+                    continue  # of a stack, the stream behind it counts
+            role, parameter = _ROLES.get(shown.kind, ""), ""
+            if not role:
+                role, parameter = self.subject.role(shown.path)
+            key = self._key(shown.kind, role, shown.path, parameter, time=shown.time)
+            values[key].append(square(shown.tensor))
+            before = at_start.get(shown.place)
+            if step and before is not None and before.shape == shown.tensor.shape:
+                key = self._key(f"{shown.kind} change", role, shown.path, parameter, time=shown.time)
+                values[key].append(square(shown.tensor - before))
         self._updates(seen, model, step, values)
-        if seen.scored is not None and first.scored is not None:
-            where = None if subject.logits is None else subject.logits.where
-            path = subject.head_module or getattr(where, "module", "")
-            own = ("logits", path, subject.head[0] if subject.head else "")
-            values[self._key("logits", *own, time=seen.time)].append(square(seen.scored))
-            if step:
-                key = self._key("logits change", *own, time=seen.time)
-                values[key].append(square(seen.scored - first.scored))
+        self._logits(seen, step, values)
         self._add(step, values)
+
+    def _branch(self, shown: Shown, seen: WholePass, values: dict[Key, list[float]]) -> None:
+        """What a block adds to its stream."""
+        entered = seen.entering.get(shown.path)
+        if entered is not None and entered.shape == shown.tensor.shape:
+            key = self._key("branch", "stream", shown.path, time=shown.time)
+            values[key].append(square(shown.tensor - entered))
+
+    def _logits(self, seen: WholePass, step: int, values: dict[Key, list[float]]) -> None:
+        """The logits, and by how much they differ from those of the start."""
+        subject = self.subject
+        if seen.logits is None or subject.first.logits is None:
+            return
+        where = None if subject.logits is None else subject.logits.where
+        path = subject.head_module or getattr(where, "module", "")
+        parameter = subject.head[0] if subject.head else ""
+        values[self._key("logits", "logits", path, parameter, time=seen.time)].append(square(seen.logits))
+        if step:
+            key = self._key("logits change", "logits", path, parameter, time=seen.time)
+            values[key].append(square(seen.logits - subject.first.logits))
 
     def _updates(self, seen: WholePass, model: nn.Module, step: int, values: dict[Key, list[float]]) -> None:
         """What the updates of each parameter change: a table's in the stream, the head's in the logits, and
@@ -347,32 +409,28 @@ class _Gauge:
         """
         subject = self.subject
         for reading, path, when in seen.readings:
-            owner = reading.parameter.rpartition(".")[0]
-            head = (reading.parameter, reading.nth) == subject.head
-            table = (reading.parameter, reading.nth) in subject.lookups.get(reading.parameter, ())
-            role = "head" if head else subject.roles.get(reading.parameter, "hidden")
-            product = reading.function in PRODUCTS
-            key = self._key("update", role, path or owner, reading.parameter, time=when, product=product)
+            name, nth = reading.parameter, (reading.parameter, reading.nth)
+            lookups = subject.lookups.get(name, [])
+            is_head = nth == subject.head
+            role = "head" if is_head else subject.roles.get(name, "hidden")
+            module = path or name.rpartition(".")[0]
+            key = self._key("update", role, module, name, time=when, product=reading.function in PRODUCTS)
             if not step:
                 continue
-            if head and seen.scored is not None:
-                other = subject.logits_with(model, [(reading.parameter, reading.nth)])
+            if is_head and seen.logits is not None:
+                other = subject.logits_with(model, [nth])
                 if other is not None:
-                    values[key].append(square(seen.scored - other))
-            elif not table:
+                    values[key].append(square(seen.logits - other))
+            elif nth not in lookups:
                 values[key].append(square(reading.change))
-            elif reading.nth == subject.lookups[reading.parameter][0][1]:
-                entered = subject.entries_with(model, subject.lookups[reading.parameter])
+            elif nth == lookups[0]:  # one pass with the table of the start stands for all its lookups
+                entered = subject.entries_with(model, lookups)
                 pairs = zip(subject.entered(seen.entering), entered, strict=True)
-                values[key].append(sum(square(a - b) for a, b in pairs))
+                values[key].append(sum(square(now - before) for now, before in pairs))
 
 
-def _numbered(seen: WholePass) -> Iterator[tuple[tuple[str, str, int], Tensor, int]]:
-    """Yield what a pass shows: its kind, its module and a count of both; the tensor; and when."""
-    calls = Counter[tuple[str, str]]()
-    for kind, path, x, when in seen.shown:
-        yield (kind, path, calls[kind, path]), x, when
-        calls[kind, path] += 1
+_ROLES: Final = {"scores": "attention", "stream": "stream", "entry": "embedding"}
+"""The role of what a pass shows by its kind; that of an activation is the role of its module."""
 
 
 def square(x: Tensor) -> float:

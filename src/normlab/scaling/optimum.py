@@ -45,13 +45,21 @@ FEWEST: Final = 3
 SKEWS: Final = (0.5, 0.5)
 """Mean and standard deviation of the skew: 0.6 and 0.45 on 11 curves of small language models, rounded."""
 SKEWEST: Final = 2.0
+"""The largest skew that is tried, on both sides of 0."""
 _COARSE: Final = 31
+"""Optima that are tried to find a minimum, twice: the second time between the neighbours of the best one."""
 _FINE: Final = 61
+"""Optima that are tried to find the ends of an interval."""
 _SKEWS: Final = np.linspace(-1, 1, 9)
+"""Skews that are tried at once, relative to how far they reach; then again about the best one."""
 _ZOOMS: Final = 8
+"""How often that is done: each time they reach a quarter as far."""
 _DRAWN: Final = 33
+"""Points of a curve that is drawn."""
 _STRAIGHT: Final = 1e-5
+"""A smaller skew counts as this one: the formula divides by its square."""
 _TINY: Final = 1e-150
+"""Keeps a division from one by 0; its square is not 0 yet."""
 Lack = Literal["", "trials", "steps", "rates", "seeds"]
 
 
@@ -73,9 +81,16 @@ class Optimum:
     """Octaves at which trials would show more."""
 
     @property
+    def interval(self) -> tuple[float, float, float] | None:
+        """The value and both ends; None unless all are known."""
+        if self.value is None or self.low is None or self.high is None:
+            return None
+        return self.value, self.low, self.high
+
+    @property
     def closed(self) -> bool:
         """Whether there is a value, with both ends."""
-        return None not in (self.value, self.low, self.high)
+        return self.interval is not None
 
 
 @dataclass(frozen=True)
@@ -123,14 +138,29 @@ class Fit:
 def best_of(losses: Losses) -> float | None:
     """The octave with the lowest mean loss over seeds, of those that every seed has; None if all diverged."""
     means = means_of(losses)
-    return min((x for x in means if math.isfinite(means[x])), key=lambda x: means[x], default=None)
+    trained = [octave for octave, mean in means.items() if math.isfinite(mean)]
+    return min(trained, key=means.__getitem__, default=None)
 
 
 def means_of(losses: Losses) -> dict[float, float]:
     """The mean over seeds by octave, for the octaves that every seed has."""
     seeds = {seed for _, seed in losses}
-    shared = [x for x in sorted({x for x, _ in losses}) if all((x, seed) in losses for seed in seeds)]
-    return {x: sum(losses[x, seed] for seed in seeds) / len(seeds) for x in shared}
+    means: dict[float, float] = {}
+    for octave in sorted({octave for octave, _ in losses}):
+        if all((octave, seed) in losses for seed in seeds):
+            means[octave] = sum(losses[octave, seed] for seed in seeds) / len(seeds)
+    return means
+
+
+class _Deviations(NamedTuple):
+    """Sums of squares about a fitted curve, for the F test for lack of fit."""
+
+    between: float
+    """Of the means over seeds, from the curve."""
+    between_freedom: int
+    within: float
+    """Of the seeds, from these means."""
+    within_freedom: int
 
 
 class _Minimum(NamedTuple):
@@ -190,11 +220,13 @@ class _Curve:
         """The least residual sum of squares of curves with these minima and skews, plus what their skews cost
         at this noise.
         """
+        # the best curvature in closed form, by projecting the losses on the rise; it is 0 at least
         rise = self.rise(best, skew)
         size = np.maximum(((rise @ (self.spread @ self.spread.T)) * rise).sum(-1), _TINY)
         along = np.maximum(rise @ (self.spread @ self.losses), 0.0)
-        left = self.losses @ self.losses - along**2 / size
-        return np.asarray(left + (noise * (skew - SKEWS[0]) / SKEWS[1]) ** 2, np.float64)
+        residual = self.losses @ self.losses - along**2 / size
+        of_skew = (noise * (skew - SKEWS[0]) / SKEWS[1]) ** 2
+        return np.asarray(residual + of_skew, np.float64)
 
     def profile(self, best: Array, noise: float) -> tuple[Array, Array]:
         """By optimum, the least cost over all skews, and the skew that has it."""
@@ -202,7 +234,8 @@ class _Curve:
         for _ in range(_ZOOMS):
             near = np.clip(skew + reach * _SKEWS, -SKEWEST, SKEWEST)
             least = self.cost(best[:, None], near, noise).argmin(1)[:, None]
-            skew, reach = np.take_along_axis(near, least, 1), reach * float(_SKEWS[-1] - _SKEWS[-2])
+            skew = np.take_along_axis(near, least, 1)
+            reach *= float(_SKEWS[-1] - _SKEWS[-2])
         return self.cost(best, skew[:, 0], noise), skew[:, 0]
 
     def minimum(self, noise: float) -> _Minimum:
@@ -224,15 +257,17 @@ class _Curve:
         curvature = max(float(rise @ self.losses), 0.0) / max(float(rise @ rise), _TINY)
         return curvature, self.losses - curvature * rise
 
-    def of_means(self, rest: Array) -> tuple[float, int, float, int]:
-        """The squared deviations of the means over seeds from the curve, and of the seeds from these means,
-        each with its degrees of freedom, for the rates that every seed has.
-        """
-        rates, seeds = np.unique(self.x), np.unique(self.seed).size
-        shared = [self.x == x for x in rates if np.count_nonzero(self.x == x) == seeds]
-        within = sum(float(np.sum((rest[own] - rest[own].mean()) ** 2)) for own in shared)
-        off = sum(float(np.sum(own) * rest[own].mean() ** 2) for own in shared)
-        return off, max(len(shared) - 1 - self.parameters, 0), within, (len(shared) - 1) * (seeds - 1)
+    def deviations(self, residuals: Array) -> _Deviations:
+        """How far means over seeds are from the curve, and seeds from them, at rates that every seed has."""
+        seeds = np.unique(self.seed).size
+        by_rate = [residuals[self.x == x] for x in np.unique(self.x)]
+        shared = [at_rate for at_rate in by_rate if at_rate.size == seeds]
+        return _Deviations(
+            between=sum(float(at_rate.size * at_rate.mean() ** 2) for at_rate in shared),
+            between_freedom=max(len(shared) - 1 - self.parameters, 0),
+            within=sum(float(np.sum((at_rate - at_rate.mean()) ** 2)) for at_rate in shared),
+            within_freedom=(len(shared) - 1) * (seeds - 1),
+        )
 
     def drawn(self, of: _Minimum) -> list[tuple[float, float]]:
         """Points on the fitted curve, with the mean intercept of its seeds."""
@@ -261,28 +296,30 @@ def bent(x: Array, skew: Array | float) -> Array:
 def fit(curves: Mapping[int, Losses]) -> Fit:
     """Fit the losses of all sizes."""
     prepared = {size: _prepared(size, losses) for size, losses in curves.items()}
-    ready = [one for one in prepared.values() if isinstance(one, _Curve)]
-    optima = {size: one for size, one in prepared.items() if isinstance(one, Optimum)}
-    freedom = sum(c.freedom for c in ready)
+    ready = [curve for curve in prepared.values() if isinstance(curve, _Curve)]
+    optima = {size: optimum for size, optimum in prepared.items() if isinstance(optimum, Optimum)}
+    freedom = sum(curve.freedom for curve in ready)
     if freedom < 1:
-        few = {c.size: Optimum(c.size, why="so few trials show no noise", lack="seeds") for c in ready}
-        return Fit({size: {**optima, **few}[size] for size in curves})
-    free = [c.minimum(0.0) for c in ready]
-    rounding = float(np.finfo(np.float32).eps) * max(float(np.abs(c.y).max()) for c in ready)
-    noise = max(math.sqrt(sum(m.cost for m in free) / freedom), rounding, _TINY)
+        for curve in ready:
+            optima[curve.size] = Optimum(curve.size, why="so few trials show no noise", lack="seeds")
+        return Fit({size: optima[size] for size in curves})
+    # the noise is that about curves of any skew; with the noise known, the prior of skews has its weight
+    free = [curve.minimum(0.0) for curve in ready]
+    rounding = float(np.finfo(np.float32).eps) * max(float(np.abs(curve.y).max()) for curve in ready)
+    noise = max(math.sqrt(sum(minimum.cost for minimum in free) / freedom), rounding, _TINY)
     misfit = _misfit(ready, free, rounding)
-    minima = [c.minimum(noise) for c in ready]
-    for curve, of in zip(ready, minima, strict=True):
-        one = _optimum(curve, of, noise, freedom)
-        optima[curve.size] = _between_neighbours(one, curve) if misfit else one
+    minima = {curve.size: curve.minimum(noise) for curve in ready}
+    for curve in ready:
+        optimum = _optimum(curve, minima[curve.size], noise, freedom)
+        optima[curve.size] = _between_neighbours(optimum, curve) if misfit else optimum
     known = [optima[size] for size in curves if optima[size].closed]
     return Fit(
-        {size: optima[size] for size in curves},
-        noise,
-        {c.size: of.skew for c, of in zip(ready, minima, strict=True)},
-        misfit,
-        _trend(known, freedom) if len(known) > 1 else None,
-        {c.size: c.drawn(of) for c, of in zip(ready, minima, strict=True)},
+        optima={size: optima[size] for size in curves},
+        noise=noise,
+        skews={size: minimum.skew for size, minimum in minima.items()},
+        misfit=misfit,
+        trend=_trend(known, freedom) if len(known) > 1 else None,
+        curves={curve.size: curve.drawn(minima[curve.size]) for curve in ready},
     )
 
 
@@ -290,62 +327,72 @@ def _prepared(size: int, losses: Losses) -> _Curve | Optimum:
     """The trials to fit: those that train, near the best. A diverged one counts as worse than all others."""
     best = best_of(losses)
     if best is None:
-        lowest = min((x for x, _ in losses), default=0.0)
+        lowest = min((octave for octave, _ in losses), default=0.0)
         return Optimum(size, why="no rate trains", lack="rates", rates=_beyond(lowest, -1))
-    near = sorted((x, seed, y) for (x, seed), y in losses.items() if abs(x - best) <= WINDOW + 1e-9)
-    x, seed, y = (np.array(column) for column in zip(*[p for p in near if math.isfinite(p[2])], strict=True))
-    above = min((p[0] for p in near if p[0] > best and not math.isfinite(p[2])), default=None)
+    near = sorted(
+        (octave, seed, y) for (octave, seed), y in losses.items() if abs(octave - best) <= WINDOW + 1e-9
+    )
+    trained = [trial for trial in near if math.isfinite(trial[2])]
+    x, seed, y = (np.array(column) for column in zip(*trained, strict=True))
     if np.unique(x).size < FEWEST:
         few = f"{np.unique(x).size} rates near the best train, and {FEWEST} are needed"
         return Optimum(size, why=few, lack="rates", rates=(best - 0.5, best + 0.5))
-    kept = x < (math.inf if above is None else above)
-    x, seed, y = x[kept], seed[kept], y[kept]
-    high = float(x.max()) if above is None else above
-    return _Curve(size, x - best, y, seed, best, float(x.min()) - best, high - best, above is not None)
+    diverged = [octave for octave, _, loss in near if octave > best and not math.isfinite(loss)]
+    if diverged:
+        # a rate with which only some seeds diverge is too high as well
+        below = x < diverged[0]
+        x, seed, y = x[below], seed[below], y[below]
+    return _Curve(
+        size=size,
+        x=x - best,
+        y=y,
+        seed=seed,
+        centre=best,
+        low=float(x.min()) - best,
+        high=(diverged[0] if diverged else float(x.max())) - best,
+        capped=bool(diverged),
+    )
 
 
-def _misfit(ready: Sequence[_Curve], minima: Sequence[_Minimum], rounding: float) -> bool:
+def _misfit(curves: Sequence[_Curve], minima: Sequence[_Minimum], rounding: float) -> bool:
     """Whether the means over seeds are farther from their curves than chance explains, by an F test."""
-    every = [c.of_means(c.fitted(of)[1]) for c, of in zip(ready, minima, strict=True)]
-    off, more, within, freedom = (sum(own) for own in zip(*every, strict=True))
-    if more < 1 or freedom < 1:
+    by_curve = [
+        curve.deviations(curve.fitted(minimum)[1]) for curve, minimum in zip(curves, minima, strict=True)
+    ]
+    total = _Deviations(*(sum(part) for part in zip(*by_curve, strict=True)))
+    if total.between_freedom < 1 or total.within_freedom < 1:
         return False
-    return bool(off / more > max(within / freedom, rounding**2) * fisher_f.ppf(LEVEL, more, freedom))
+    between = total.between / total.between_freedom
+    within = max(total.within / total.within_freedom, rounding**2)
+    return bool(between > within * fisher_f.ppf(LEVEL, total.between_freedom, total.within_freedom))
 
 
-def _between_neighbours(one: Optimum, curve: _Curve) -> Optimum:
+def _between_neighbours(optimum: Optimum, curve: _Curve) -> Optimum:
     """The optimum with an interval that reaches to the rates next to the best."""
-    if one.low is None or one.high is None:
-        return one
-    below, above = (curve.x[curve.x < 0], curve.x[curve.x > 0])
-    low = min(one.low, curve.centre + float(below.max(initial=curve.low)))
-    high = max(one.high, curve.centre + float(above.min(initial=curve.high)))
-    return replace(one, low=low, high=high)
+    if optimum.low is None or optimum.high is None:
+        return optimum
+    below, above = curve.x[curve.x < 0], curve.x[curve.x > 0]
+    low = min(optimum.low, curve.centre + float(below.max(initial=curve.low)))
+    high = max(optimum.high, curve.centre + float(above.min(initial=curve.high)))
+    return replace(optimum, low=low, high=high)
 
 
-def _optimum(curve: _Curve, of: _Minimum, noise: float, freedom: int) -> Optimum:
+def _optimum(curve: _Curve, minimum: _Minimum, noise: float, freedom: int) -> Optimum:
     """The optimum of one curve, and where it may lie within the rates tried."""
-    grid = np.sort(np.append(curve.grid(_FINE), of.x))
-    cost = curve.profile(grid, noise)[0]
-    root = np.sign(grid - of.x) * np.sqrt(np.maximum(cost - of.cost, 0.0)) / noise  # almost a line
-    quantile = float(student_t.ppf((1 + LEVEL) / 2, freedom))
-    inside = np.flatnonzero(np.abs(root) <= quantile)
-    first, last = int(inside[0]), int(inside[-1])
-    low, high = -math.inf, math.inf
-    if first:
-        low = float(np.interp(-quantile, root[first - 1 : first + 1], grid[first - 1 : first + 1]))
-    if last < grid.size - 1:
-        high = float(np.interp(quantile, root[last : last + 2], grid[last : last + 2]))
+    low, high = _profile_interval(curve, minimum, noise, freedom)
     below, above = low < curve.low, high > curve.high
-    if above and curve.capped and of.x <= curve.x.max():
+    if above and curve.capped and minimum.x <= curve.x.max():
+        # the rates that diverge are no better, so the interval ends at the lowest of them
         high, above = curve.high, False
     ends = np.clip([low, high], curve.low, curve.high) + curve.centre
-    shown = None if below else float(ends[0]), None if above and not curve.capped else float(ends[1])
+    known_low = None if below else float(ends[0])
+    known_high = None if above and not curve.capped else float(ends[1])
     if not (below or above):
-        return Optimum(curve.size, of.x + curve.centre, *shown)
+        return Optimum(curve.size, minimum.x + curve.centre, known_low, known_high)
     if below and above:
         noisy, flat = "losses are too noisy to place the minimum", "the loss hardly changes with the rate"
-        return Optimum(curve.size, None, *shown, flat if _flat(curve) else noisy, "seeds")
+        why = flat if _flat(curve) else noisy
+        return Optimum(curve.size, None, known_low, known_high, why, "seeds")
     lowest, highest = curve.centre + float(curve.x.min()), curve.centre + float(curve.x.max())
     if below:
         where, rates = "below the lowest rate that was tried", _beyond(lowest, -1)
@@ -354,7 +401,26 @@ def _optimum(curve: _Curve, of: _Minimum, noise: float, freedom: int) -> Optimum
         rates = ((highest + curve.centre + curve.high) / 2,)
     else:
         where, rates = "above the highest rate that was tried", _beyond(highest, 1)
-    return Optimum(curve.size, None, *shown, f"it may lie {where}", "rates", rates)
+    return Optimum(curve.size, None, known_low, known_high, f"it may lie {where}", "rates", rates)
+
+
+def _profile_interval(curve: _Curve, minimum: _Minimum, noise: float, freedom: int) -> tuple[float, float]:
+    """The optima that an F test does not reject, from the centre; infinite where the grid ends before it."""
+    grid = np.sort(np.append(curve.grid(_FINE), minimum.x))
+    cost = curve.profile(grid, noise)[0]
+    # the signed root of the excess cost is nearly linear, so that it can be interpolated between grid points
+    root = np.sign(grid - minimum.x) * np.sqrt(np.maximum(cost - minimum.cost, 0.0)) / noise
+    quantile = float(student_t.ppf((1 + LEVEL) / 2, freedom))
+    inside = np.flatnonzero(np.abs(root) <= quantile)
+    first, last = int(inside[0]), int(inside[-1])
+    low, high = -math.inf, math.inf
+    if first > 0:
+        left = slice(first - 1, first + 1)
+        low = float(np.interp(-quantile, root[left], grid[left]))
+    if last < grid.size - 1:
+        right = slice(last, last + 2)
+        high = float(np.interp(quantile, root[right], grid[right]))
+    return low, high
 
 
 def _beyond(end: float, side: int) -> tuple[float, ...]:
@@ -365,23 +431,36 @@ def _beyond(end: float, side: int) -> tuple[float, ...]:
 def _flat(curve: _Curve) -> bool:
     """Whether the means over seeds differ between rates no more than seeds do from them, by an F test."""
     means = curve.spread.T @ np.linalg.lstsq(curve.spread.T, curve.losses, rcond=None)[0]
-    rest, more = curve.losses - means, len(curve.spread) - 1
-    freedom = curve.freedom + curve.parameters - more
+    residuals = curve.losses - means
+    means_freedom = len(curve.spread) - 1
+    freedom = curve.freedom + curve.parameters - means_freedom
     if freedom < 1:
         return False
-    return bool(means @ means / more <= rest @ rest / freedom * fisher_f.ppf(LEVEL, more, freedom))
+    chance = residuals @ residuals / freedom * fisher_f.ppf(LEVEL, means_freedom, freedom)
+    return bool(means @ means / means_freedom <= chance)
 
 
 def _trend(known: Sequence[Optimum], freedom: int) -> Trend:
     """The regression of optima on log2 of sizes, weighted by their intervals."""
     fixed = factor = float(student_t.ppf((1 + LEVEL) / 2, freedom))
-    x = np.log2([one.size for one in known])
-    y, low, high = (np.array([getattr(one, end) for one in known], float) for end in ("value", "low", "high"))
+    x = np.log2([optimum.size for optimum in known])
+    intervals = [optimum.interval for optimum in known if optimum.interval is not None]
+    y, low, high = (np.array(ends) for ends in zip(*intervals, strict=True))
     weight = (2 * fixed / (high - low)) ** 2
     middle = float(weight @ x / weight.sum())
     spread = float(weight @ (x - middle) ** 2)
     height, slope = float(weight @ y / weight.sum()), float(weight @ ((x - middle) * y) / spread)
     rest = y - height - slope * (x - middle)
-    if (more := len(known) - 2) > 0:
-        factor = max(fixed, math.sqrt(weight @ rest**2 / more) * float(student_t.ppf((1 + LEVEL) / 2, more)))
-    return Trend(middle, height, slope, float(weight.sum()) ** -0.5, spread**-0.5, factor, fixed)
+    residual_freedom = len(known) - 2
+    if residual_freedom > 0:
+        scatter = math.sqrt(weight @ rest**2 / residual_freedom)
+        factor = max(fixed, scatter * float(student_t.ppf((1 + LEVEL) / 2, residual_freedom)))
+    return Trend(
+        middle=middle,
+        height=height,
+        slope=slope,
+        height_error=float(weight.sum()) ** -0.5,
+        slope_error=spread**-0.5,
+        factor=factor,
+        fixed_factor=fixed,
+    )

@@ -28,8 +28,8 @@ def family_of_script(
 ) -> Iterator[SetupFamily]:
     """Yield the family of a script whose arguments hold ``{width}`` or ``{depth}``, and ``{seed}``.
 
-    At the smallest size so many ``batches`` are harvested in so many seconds, for all sizes see them.
-    ``tell`` gets a sentence about each seed's. Raises UserError for arguments that do not hold the size.
+    At the smallest size so many ``batches`` are harvested in so many seconds: all sizes see these. ``tell``
+    gets a sentence about those of each seed. Raises UserError for arguments that do not hold the size.
     """
     family = family_of(lambda: None, script.name, widths=widths, depths=depths)
     _require_places(script, family.axis)

@@ -60,8 +60,8 @@ class Decay:
         """Its usual name."""
         if not self.factor:
             return "no weight decay"
-        times = "" if self.factor == 1 else f"{self.factor:g}x the "
-        return f"{times}weight decay, independent of the rate" if self.independent else f"{times}weight decay"
+        decay = "weight decay" if self.factor == 1 else f"{self.factor:g}x the weight decay"
+        return f"{decay}, independent of the rate" if self.independent else decay
 
 
 class Between(NamedTuple):
@@ -99,14 +99,19 @@ class Sweep:
 
     def losses(self, size: int) -> Losses:
         """By octave and seed, in nats per target if targets are known; infinite if a trial diverged."""
-        return {key: self.scales[size].nats(t.loss) for key, t in self.trials.get(size, {}).items()}
+        scale = self.scales[size]
+        return {key: scale.nats(trial.loss) for key, trial in self.trials.get(size, {}).items()}
 
     def learns(self, size: int) -> bool:
         """Whether the best rate shows that something was learnt."""
-        losses, own = self.losses(size), self.trials.get(size, {})
-        best, scale = best_of(losses), self.scales[size]
-        error = max((t.error() for (x, _), t in own.items() if x == best), default=0.0)
-        return best is not None and scale.learns(means_of(losses)[best], error / scale.weight)
+        losses = self.losses(size)
+        best = best_of(losses)
+        if best is None:
+            return False
+        at_best = [trial for (octave, _), trial in self.trials[size].items() if octave == best]
+        error = max(trial.error() for trial in at_best)
+        scale = self.scales[size]
+        return scale.learns(means_of(losses)[best], error / scale.weight)
 
     @cached_property
     def fit(self) -> Fit:
@@ -142,24 +147,28 @@ class Sweep:
     @property
     def spans(self) -> bool:
         """Whether the optima of the smallest and the largest size that were asked for are known."""
-        return not {min(self.scales), max(self.scales)} & set(self.unknown)
+        return all(self.optimum(size).closed for size in (min(self.scales), max(self.scales)))
 
     @property
     def trend(self) -> Trend | None:
         """The line through the optima; None if too few of those that were asked for are known."""
-        return self.fit.trend if len(self.known) >= min(LEAST_SIZES, len(self.scales)) else None
+        enough = min(LEAST_SIZES, len(self.scales))
+        return self.fit.trend if len(self.known) >= enough else None
 
     @property
     def contradicted(self) -> list[int]:
         """Sizes whose optimum has just one known end, and that end lies beyond the line and its interval."""
         if self.trend is None:
             return []
-        found = list[int]()
-        for own in map(self.optimum, self.unknown):
-            _, low, high = self.trend.at(own.size)
-            if (own.low is not None and own.low > high) or (own.high is not None and own.high < low):
-                found.append(own.size)
-        return found
+        sizes = list[int]()
+        for size in self.unknown:
+            optimum = self.optimum(size)
+            _, low, high = self.trend.at(size)
+            is_above = optimum.low is not None and optimum.low > high
+            is_below = optimum.high is not None and optimum.high < low
+            if is_above or is_below:
+                sizes.append(size)
+        return sizes
 
     @property
     def slope(self) -> Between | None:
@@ -197,6 +206,8 @@ class Sweep:
         trend = self.trend
         if trend is None:
             return math.inf
-        half = trend.fixed_factor * trend.slope_error
+        margin = self.doublings * (trend.fixed_factor * trend.slope_error)
         shift = self.doublings * abs(trend.slope)
-        return self.doublings * half / max(math.log2(self.factor) - shift, shift)
+        # the rate carries if the interval ends within the factor, and shifts if it excludes 0
+        allowed = max(math.log2(self.factor) - shift, shift)
+        return margin / allowed

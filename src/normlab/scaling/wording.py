@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from normlab.base.units import count
-from normlab.scaling.exponents import FACTS, HALF
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from normlab.scaling.coordinates import Coordinates
-    from normlab.scaling.exponents import Row
+from normlab.scaling.exponents import FACTS, HALF, Axis, Row
 
 NAMES: Final = {
     "start": "initial deviation",
@@ -25,9 +20,16 @@ STEPPING: Final = ("rate", "attention scale", "branch", "update", "logits change
 """Quantities that change with how far a step of a given rate moves the outputs."""
 
 
-def reason(row: Row, of: Coordinates) -> str:
-    """What is wrong with a row, and what to do."""
-    return f"{_what(row, of)}; {_remedy(row, of)}"
+def reason(row: Row, rows: Sequence[Row], axis: Axis, parametrisation: str) -> str:
+    """What is wrong with a row, and what to do.
+
+    Args:
+        row: A row that is wrong.
+        rows: All rows of its check.
+        axis: The size that changes.
+        parametrisation: The declared one; empty if there is none.
+    """
+    return f"{_what(row, axis, parametrisation)}; {_remedy(row, rows, axis)}"
 
 
 def moves(fault: Mapping[str, Any]) -> int:
@@ -39,7 +41,9 @@ def moves(fault: Mapping[str, Any]) -> int:
     excess = (fault.get("slope") or 0.0) - (fault.get("expected") or 0.0)
     if fault["quantity"] in STEPPING:
         return -1 if excess > 0 else 1
-    return (1 if excess > 0 else -1) if fault["quantity"] == "eps" else 0
+    if fault["quantity"] == "eps":
+        return 1 if excess > 0 else -1
+    return 0
 
 
 def apart(check: Mapping[str, Any]) -> int:
@@ -50,60 +54,90 @@ def apart(check: Mapping[str, Any]) -> int:
     if fault["quantity"] not in FACTS:
         return 0
     wrong = {
-        (r["quantity"], r["role"]) for r in check["rows"] if r["right"] is False and r["quantity"] in FACTS
+        (row["quantity"], row["role"])
+        for row in check["rows"]
+        if row["right"] is False and row["quantity"] in FACTS
     }
     return len(wrong - {(fault["quantity"], fault["role"])})
 
 
-def _what(row: Row, of: Coordinates) -> str:
+def _what(row: Row, axis: Axis, parametrisation: str) -> str:
+    size = f"{axis} as m^{row.slope:.1f}"
     grows = "grows" if row.slope > (row.expected or 0) else "falls"
-    size = f"{of.axis} as m^{row.slope:.1f}"
-    where = f"`{row.module}`" if row.module else "the model"
+    module = f"`{row.module}`" if row.module else "the model"
     if row.quantity in FACTS:
-        own = f"`{row.parameter}`" if row.parameter else where
-        goes = f"goes with {size}" if abs(row.slope) > HALF / 10 else f"is the same at every {of.axis}"
-        known = f"{of.parametrisation} has m^{row.expected:.2g}"
-        wanted = known if of.parametrisation else "queries and keys that align in training let these grow"
-        return f"the {NAMES[row.quantity]} of {own} ({row.role}) {goes}, and {wanted}"
+        return _wrong_fact(row, axis, parametrisation)
     if row.quantity == "update":
-        role = f" ({row.role})" if row.role not in row.module else ""
-        return f"the update of {where}{role} {grows} with {size}"
+        role = "" if row.role in row.module else f" ({row.role})"
+        return f"the update of {module}{role} {grows} with {size}"
     if row.quantity == "branch":
-        table = f"{of.parametrisation} has m^{row.expected:.2g}"
-        return f"what a block adds to its stream goes with {size}, and {table}"
-    own = {"logits": "the logits", "stream": f"the stream behind {where}"}
-    what = f"what enters {where}" if row.quantity == "entry" else own.get(row.role, f"the output of {where}")
-    when = f"after {count(row.step, 'step')}" if row.step else "at the start"
-    return f"the {'change' if row.step else 'size'} of {what} {grows} with {size} {when}"
-
-
-def _remedy(row: Row, of: Coordinates) -> str:
-    power = (row.expected or 0.0) - row.slope
-    if row.quantity in FACTS:
-        return _scaled("it", power, of.axis)
-    power = round(power / HALF) * HALF
-    if row.kind == "branch":
-        return _scaled("the output of every branch", power if row.quantity == "branch" else -1.0, of.axis)
+        return f"what a block adds to its stream goes with {size}, and {_in_table(row, parametrisation)}"
     if row.quantity == "entry":
-        return _scaled("the sum of the embeddings", power, of.axis)
+        tensor = f"what enters {module}"
+    elif row.role == "logits":
+        tensor = "the logits"
+    elif row.role == "stream":
+        tensor = f"the stream behind {module}"
+    else:
+        tensor = f"the output of {module}"
+    if row.step:
+        return f"the change of {tensor} {grows} with {size} after {count(row.step, 'step')}"
+    return f"the size of {tensor} {grows} with {size} at the start"
+
+
+def _wrong_fact(row: Row, axis: Axis, parametrisation: str) -> str:
+    """What is wrong with a start, with what a parameter's group holds, or with the scale of attention."""
+    name = row.parameter or row.module
+    place = f"`{name}`" if name else "the model"
+    is_constant = abs(row.slope) <= HALF / 10
+    goes = f"is the same at every {axis}" if is_constant else f"goes with {axis} as m^{row.slope:.1f}"
+    wanted = "queries and keys that align in training let these grow"
+    if parametrisation:
+        wanted = _in_table(row, parametrisation)
+    return f"the {NAMES[row.quantity]} of {place} ({row.role}) {goes}, and {wanted}"
+
+
+def _in_table(row: Row, parametrisation: str) -> str:
+    """The exponent that a parametrisation has for a row. Without one, no such row has any."""
+    return f"{parametrisation} has m^{row.expected:.2g}"
+
+
+def _remedy(row: Row, rows: Sequence[Row], axis: Axis) -> str:
+    missing = (row.expected or 0.0) - row.slope
+    if row.quantity in FACTS:
+        return _scaled("it", missing, axis)
+    # a measured slope is uncertain, and those of the theory are multiples of a half
+    power = round(missing / HALF) * HALF
+    if row.kind == "branch":
+        return _scaled("the output of every branch", power if row.quantity == "branch" else -1.0, axis)
+    if row.quantity == "entry":
+        return _scaled("the sum of the embeddings", power, axis)
     if row.kind == "start":
-        return _scaled("its initial deviation", power, of.axis)
+        return _scaled("its initial deviation", power, axis)
     if row.kind == "multiplier":
-        either = "its learning rate, or its output," if row.quantity == "update" else "its output"
-        either = "the logits" if row.role == "logits" else either
-        return _scaled(either, power if row.role == "embedding" else math.copysign(1.0, power), of.axis)
-    of_group = {r.quantity: r.slope for r in of.rows if r.parameter == row.parameter}
-    if row.role == "hidden" and "beta1" in of_group:
-        power = -1.0 - of_group["rate"]  # what full alignment needs: the slope that is measured may be lower
-    return _scaled("its learning rate", power, of.axis)
+        return _scaled(
+            _multiplied(row), power if row.role == "embedding" else math.copysign(1.0, power), axis
+        )
+    group = {other.quantity: other.slope for other in rows if other.parameter == row.parameter}
+    if row.role == "hidden" and "beta1" in group:
+        # what full alignment needs under Adam: the slope that is measured may be lower
+        power = -1.0 - group["rate"]
+    return _scaled("its learning rate", power, axis)
 
 
-def _scaled(what: str, power: float, axis: str) -> str:
-    """What to multiply by a power of the ratio of sizes."""
+def _multiplied(row: Row) -> str:
+    """What a multiplier would change."""
+    if row.role == "logits":
+        return "the logits"
+    return "its learning rate, or its output," if row.quantity == "update" else "its output"
+
+
+def _scaled(quantity: str, power: float, axis: str) -> str:
+    """The advice to multiply something by a power of the ratio of sizes."""
     size = abs(power)
     ratio = f"the {axis} ratio"
     if abs(size - HALF) < HALF / 10:
         ratio = f"the root of the {axis} ratio"
     elif abs(size - 1) > HALF / 10:
         ratio = f"the {axis} ratio to the power {size:.2g}"
-    return f"{'divide' if power < 0 else 'multiply'} {what} by {ratio}"
+    return f"{'divide' if power < 0 else 'multiply'} {quantity} by {ratio}"

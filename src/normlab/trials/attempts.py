@@ -115,10 +115,14 @@ class Attempts:
     batches: Callable[[int], list[Any]]
     journal: Journal
     deadline: float
+    measured_by: Attempts | None = None
+    """Attempts whose first steps count for these, too: such as those of the same model with another seed."""
 
     @cached_property
     def measured(self) -> _FirstSteps:
         """Rates, targets and the time of a step. Raises UserError if no step trains the copy."""
+        if self.measured_by is not None:
+            return self.measured_by.measured
         row = self.journal.row(measured=self.variant.change)
         if row is None:
             row = self._measure()

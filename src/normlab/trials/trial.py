@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from normlab.base.files import reserved
+from normlab.base.locks import reserved
 from normlab.base.units import duration
 from normlab.errors import UserError
 from normlab.setups.given import setup_of

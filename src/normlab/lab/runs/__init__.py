@@ -1,6 +1,6 @@
 """Run folders, which hold the whole state of every run."""
 
-from normlab.base.files import RunBusyError
+from normlab.base.locks import RunBusyError
 from normlab.lab.runs.folder import RunFolder, Runs, Status
 
 __all__ = ["RunBusyError", "RunFolder", "Runs", "Status"]

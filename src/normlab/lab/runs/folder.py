@@ -13,9 +13,6 @@ from typing import Any, Literal
 from normlab.base.files import (
     append_rows,
     blame,
-    held,
-    hold,
-    other_host,
     read_json,
     row_line,
     sync,
@@ -23,6 +20,7 @@ from normlab.base.files import (
     write_text_atomic,
 )
 from normlab.base.io import NOT_FINITE, Count, from_plain
+from normlab.base.locks import held, hold, other_host
 from normlab.base.metric import NLL, Metric, Outcome
 from normlab.base.rows import read_lines, read_reports
 from normlab.errors import UserError
