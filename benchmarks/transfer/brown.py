@@ -41,7 +41,8 @@ def base() -> Config:
 
 def family(recipe: str, root: Path, *, widths: Sequence[int] = (), depths: Sequence[int] = ()) -> SetupFamily:
     """The decoder in every width with 2 layers, or in every depth at width 64; its text lies in ``root``."""
-    return family_of(normlab.resolve(recipe, base()), recipe, widths=widths, depths=depths, root=root)
+    sized = normlab.sized(normlab.resolve(recipe, base()), root)
+    return family_of(sized, recipe, widths=widths, depths=depths)
 
 
 def step_s(setup: normlab.Setup) -> float:

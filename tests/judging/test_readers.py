@@ -84,6 +84,13 @@ def test_a_word_among_scores_is_named_with_its_line(tmp_path):
         normlab.judge(path)
 
 
+def test_the_ends_of_a_band_are_no_curves(tmp_path):
+    path = tmp_path / "chart.csv"
+    path.write_text("Step,base-s1 - loss__MIN,base-s1 - loss__MAX\n0,3.1,3.3\n1,3.0,3.2\n")
+    with pytest.raises(UserError, match="--metric"):
+        read_scores(path, ScoreOptions())
+
+
 def test_what_is_typed_next_is_quoted_for_the_shell(tmp_path):
     path = tmp_path / "scores.csv"
     path.write_text("change,seed,train loss,val loss\nbase,1,3.3,3.4\n")

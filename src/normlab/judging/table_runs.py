@@ -28,7 +28,8 @@ FORM_OF_DICT: Final = "a dict has a list of scores for each change, such as {'ba
 
 def runs_of(table: Table, options: ScoreOptions) -> list[ScoredRun]:
     """Return the runs of a table. Raises UserError if it is not clear which column is what."""
-    curves = _columns_like(WANDB_CURVE, table.columns)
+    means = [column for column in table.columns if not column.endswith(ENDS_OF_BAND)]
+    curves = _columns_like(WANDB_CURVE, means)
     if curves and not options.by:
         return _runs_of_curves(table, curves, options)
     seed = column_named(table, options.seed, "--seed-column") if options.seed else _seed_column(table)
@@ -107,11 +108,7 @@ def _runs_of_curves(
     table: Table, curves: Mapping[str, re.Match[str]], options: ScoreOptions
 ) -> list[ScoredRun]:
     """The runs of an exported chart of Weights & Biases: a column for each run, a row for each step."""
-    metrics = list(
-        dict.fromkeys(
-            match["metric"] for column, match in curves.items() if not column.endswith(ENDS_OF_BAND)
-        )
-    )
+    metrics = list(dict.fromkeys(match["metric"] for match in curves.values()))
     is_clear = options.metric in metrics if options.metric else len(metrics) == 1
     if not is_clear:
         raise UserError(
