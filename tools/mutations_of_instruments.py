@@ -391,12 +391,12 @@ OF_JUDGING = (
     Mutation(
         "an effect in deviations of a difference",
         "judging/answers.py",
-        {"wanted * 2**0.5 / spread": "wanted / spread"},
+        {"effect_on_scale * 2**0.5 / spread": "effect_on_scale / spread"},
         own=("tests/judging/test_judge.py::test_an_open_difference_says_how_many_seeds_would_show_it",),
     ),
     Mutation(
         "a gain measured again on the seeds that decided",
-        "judging/experiment.py",
+        "judging/experimenter.py",
         {"range(self.seeds.stop, self.seeds.stop +": "range(self.seeds.start, self.seeds.start +"},
         own=(
             "tests/judging/test_ledger.py::test_proposals_are_entered_with_their_levels_and_a_keep_is_measured_again",

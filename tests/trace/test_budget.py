@@ -25,6 +25,7 @@ from normlab.setups.setup import Setup
 from normlab.trace import autograd, gradients, optimizers, passes, preparation
 from normlab.trace.budget import Deadline, OutOfTimeError, passes_until
 from normlab.trace.copies import copied_model, weights_apart
+from normlab.trace.estimates import Estimates
 from normlab.trace.preparation import prepare
 from normlab.trace.restore import restored
 from normlab.trace.starts import Fresh
@@ -135,7 +136,7 @@ def test_what_does_not_fit_in_memory_is_left_out(setup: Setup, monkeypatch: pyte
 def test_what_applies_does_not_depend_on_the_budget(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     reached = normlab.check(setup)
     asking = {one.asking for one in PROPERTIES.values()}
-    monkeypatch.setattr(StepUnderTest, "seconds_of", lambda _, cost: 0.0 if cost in asking else math.inf)
+    monkeypatch.setattr(Estimates, "seconds_of", lambda _, cost: 0.0 if cost in asking else math.inf)
     report = normlab.check(setup)
     assert len(report.judged) < len(reached.judged)
     told_by_passes = {"norms", "order"}

@@ -466,8 +466,10 @@ def _shown_by_labels(entry: Tensor, tokens: Tokens) -> Tensor | None:
         lengths, fill = (~real).sum(1), torch.unique(tokens.ids[~real])
         if len(fill) != 1 or int(lengths.max()) < 2 or len(torch.unique(lengths)) < 2:
             continue
-        is_elsewhere = bool((tokens.ids[real] == fill).any())
-        if real.any(1).all() and (not is_elsewhere or _ends_in(int(fill), tokens.ids, real)):
+        last = real & ~F.pad(real[:, 1:], (0, 1))
+        is_inside = bool((tokens.ids[real & ~last] == fill).any())
+        ends = tokens.ids[last] == fill
+        if real.any(1).all() and not is_inside and (ends.all() or not ends.any()):
             return real
     return None
 
