@@ -63,6 +63,13 @@ def test_a_frozen_copy_makes_no_difference_whatever_its_weights(compare: Any):
         assert (report.holds, report.notes) == (("reference",), ())
 
 
+def test_no_global_hook_is_left():
+    """Torch warns of one in ``torch.compile``."""
+    other = frozen(Decoder())
+    report_of("reference", loss=comparing(other, preference))
+    assert not nn.modules.module._has_any_global_hook()
+
+
 def shifted(model: Tensor, known: Tensor, ids: Tensor) -> Tensor:
     return preference(model, known.roll(1, 1), ids)
 
