@@ -267,7 +267,7 @@ def page(rows: list[Row]) -> str:
     """``docs/data-scale.md``."""
     text = f"""# Data at scale
 
-How long it takes to prepare and to read a text much larger than those used here.
+This page shows how long it takes to prepare and to read a text much larger than those used here.
 
 The text is parallel and made of invented words (Zipf's law, {WORDS:,} words a side, {VOCAB_SIZE:,} types
 learned); `python benchmarks/data.py --write` prepares and reads it. Memory is the most that was ever

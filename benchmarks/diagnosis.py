@@ -190,7 +190,7 @@ def page() -> str:
         f"machine's in the last minute, of which a case is about {THREADS} where it has the machine for "
         "itself: seconds beside a higher one are too long."
     )
-    purpose = "How much time and memory a diagnosis takes, study by study."
+    purpose = "This page shows how much time and memory a diagnosis takes, study by study."
     paragraphs = ["# What a diagnosis costs", purpose, setting]
     for preset in PRESETS:
         those = [r for r in rows if r.layers and r.preset == preset]
