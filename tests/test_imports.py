@@ -36,10 +36,10 @@ def test_a_circle_is_found():
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    """Imports that only a type checker sees do not count, those inside functions do, but for the one by which
-    a result's ``page`` calls the report above it.
+    """Imports inside functions count, and those that only a type checker sees, but for the one by which a
+    result's ``page`` calls the report above it.
     """
-    graph = grimp.build_graph("normlab", exclude_type_checking_imports=True, cache_dir=None)
+    graph = grimp.build_graph("normlab", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     for result in RESULTS:
         assert any(name.startswith("normlab.report.") for name in imports[result])

@@ -12,9 +12,10 @@ from normlab.nn.kernels import linear as kernels_linear
 from normlab.setups.setup import Declaration
 from normlab.trace.compare import part_of, rounded
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.documents import restarts
 from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.padding import real_tokens
 from normlab.trace.facts.targets import read_targets
-from normlab.trace.facts.tokens import real_tokens, restarts
 from normlab.trace.trace import Trace, output_loss
 
 VOCAB, WIDTH = 23, 8

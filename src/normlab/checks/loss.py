@@ -21,6 +21,7 @@ from normlab.trace.equivalents import with_more_padding
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.drawn import predicts_from_a_code
 from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.padding import Arranged, Padding
 from normlab.trace.facts.targets import (
     CLOSE,
     Logits,
@@ -30,7 +31,7 @@ from normlab.trace.facts.targets import (
     is_joined_elsewhere,
     over_one,
 )
-from normlab.trace.facts.tokens import Arranged, Padding, Tokens, padding_of
+from normlab.trace.facts.tokens import Tokens
 from normlab.trace.starts import is_of_library
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import Place, place_name
@@ -417,7 +418,7 @@ def _padded(step: StepUnderTest) -> list[tuple[Tokens, Padding]]:
     found, reasons = list[tuple[Tokens, Padding]](), list[str]()
     for tokens in step.facts.sources:
         try:
-            found.append((tokens, padding_of(step.facts, tokens)))
+            found.append((tokens, step.facts.padding_of(tokens)))
         except Unknown as reason:
             reasons.append(str(reason))
     needs(found, reasons[0] if reasons else "no tensor of the batch is looked up in an embedding")

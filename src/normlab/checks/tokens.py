@@ -16,16 +16,10 @@ from normlab.checks.property import OTHER_BATCHES, Answers, Violation, fail, nee
 from normlab.trace import compare, equivalents
 from normlab.trace.compare import Part, distance, part_of
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.documents import repeats_documents
+from normlab.trace.facts.padding import Arranged, Padding
 from normlab.trace.facts.stacks import common, declares_itself, is_of_its_own_kind
-from normlab.trace.facts.tokens import (
-    Arranged,
-    Padding,
-    Tokens,
-    hidden_tokens,
-    padding_of,
-    repeats_documents,
-    with_others,
-)
+from normlab.trace.facts.tokens import Tokens, hidden_tokens, with_others
 from normlab.trace.facts.wiring import features_read
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import Place, map_tensors, place_name, replaced
@@ -191,7 +185,7 @@ def padding(step: StepUnderTest) -> Answers:
     reasons: list[str] = []
     for tokens in step.facts.sources:
         try:
-            padded = padding_of(step.facts, tokens)
+            padded = step.facts.padding_of(tokens)
         except Unknown as reason:
             reasons.append(str(reason))
             continue

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, dataclass_transform
+from typing import Final, Protocol, dataclass_transform
 
 from normlab.papers.estimate import Estimate, mean, mean_ratio
-
-if TYPE_CHECKING:
-    from normlab.papers.studies.trained import Trained
 
 ROLES: Final = {
     "encoder attention": ("encoder", 2, 0),
@@ -25,6 +23,26 @@ ROLES: Final = {
 """Each kind of sublayer: its stack, the sublayers of a layer there, and its place among them."""
 
 
+class TrainedWeights(Protocol):
+    """What is asked of the best weights of a run; ``studies.trained_models`` measures it."""
+
+    def training_loss(self) -> float: ...
+
+    def fold_difference(self) -> float: ...
+
+    def constant_ratio(self, seed: int) -> float: ...
+
+    def scale_growth(self, role: str) -> float: ...
+
+    def scale_at(self, where: str) -> float: ...
+
+
+class TrainedRuns(Protocol):
+    """The finished runs of an artefact; measures are declared without what loads them."""
+
+    def models(self, cell: str) -> Sequence[TrainedWeights]: ...
+
+
 @dataclass_transform(frozen_default=True)
 class OfWeights(ABC):
     """A number taken from the weights of an artefact's runs. Each subclass is a frozen dataclass."""
@@ -34,7 +52,7 @@ class OfWeights(ABC):
         dataclass(frozen=True)(cls)
 
     @abstractmethod
-    def measure(self, runs: Trained) -> Estimate:
+    def measure(self, runs: TrainedRuns) -> Estimate:
         """Take the number."""
 
 
@@ -46,7 +64,7 @@ class TrainPerplexityRatio(OfWeights):
     a: str
     b: str
 
-    def measure(self, runs: Trained) -> Estimate:
+    def measure(self, runs: TrainedRuns) -> Estimate:
         losses = ([model.training_loss() for model in runs.models(cell)] for cell in (self.a, self.b))
         return mean_ratio(math.exp(x - y) for x, y in zip(*losses, strict=True))
 
@@ -58,7 +76,7 @@ class FoldDifference(OfWeights):
 
     cell: str
 
-    def measure(self, runs: Trained) -> Estimate:
+    def measure(self, runs: TrainedRuns) -> Estimate:
         return Estimate.exact(max(model.fold_difference() for model in runs.models(self.cell)))
 
 
@@ -69,7 +87,7 @@ class ConstantRatio(OfWeights):
 
     cell: str
 
-    def measure(self, runs: Trained) -> Estimate:
+    def measure(self, runs: TrainedRuns) -> Estimate:
         return mean_ratio(m.constant_ratio(seed) for seed, m in enumerate(runs.models(self.cell), 1))
 
 
@@ -79,7 +97,7 @@ class ScaleGrowth(OfWeights):
     cell: str
     role: str
 
-    def measure(self, runs: Trained) -> Estimate:
+    def measure(self, runs: TrainedRuns) -> Estimate:
         return mean(model.scale_growth(self.role) for model in runs.models(self.cell))
 
 
@@ -92,6 +110,6 @@ class ScaleRatio(OfWeights):
     b: str
     where: str
 
-    def measure(self, runs: Trained) -> Estimate:
+    def measure(self, runs: TrainedRuns) -> Estimate:
         scales = ([model.scale_at(self.where) for model in runs.models(cell)] for cell in (self.a, self.b))
         return mean_ratio(x / y for x, y in zip(*scales, strict=True))

@@ -15,9 +15,11 @@ from torch.func import functional_call
 from normlab.trace.autograd import Weights
 from normlab.trace.compare import distance, laid_out, shaken, whole
 from normlab.trace.facts import Unknown
+from normlab.trace.facts.documents import restarts
 from normlab.trace.facts.facts import Facts
+from normlab.trace.facts.padding import Arranged, Frames, Padding
 from normlab.trace.facts.stacks import stream_of
-from normlab.trace.facts.tokens import Arranged, Frames, Padding, Tokens, restarts
+from normlab.trace.facts.tokens import Tokens
 from normlab.trace.functions import FunctionCall, Functions
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import Place, apart, copied_batch, first_calls, map_tensors, replaced, tensors_in

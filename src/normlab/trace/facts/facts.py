@@ -2,143 +2,32 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.setups.setup import Declaration
-from normlab.trace.autograd import gradients_in, nodes_behind
 from normlab.trace.facts import Unknown
-from normlab.trace.facts.joined import JOINING, joined
+from normlab.trace.facts.documents import documents_of, is_offsets
+from normlab.trace.facts.padding import Arranged, Frames, Padding, frames_of, padding_of
 from normlab.trace.facts.placeholders import placeholders_of
-from normlab.trace.facts.stacks import Block, block_of, find_listed_layers, find_stacks, stream_of
-from normlab.trace.facts.targets import (
-    FLAT,
-    LOOKED_UP,
-    RECORDED,
-    FunctionInput,
-    Layout,
-    Logits,
-    Targets,
-    read_logits,
-)
-from normlab.trace.facts.tokens import (
-    Arranged,
-    Frames,
-    Padding,
-    Tokens,
-    documents_of,
-    frames_of,
-    is_offsets,
-    looked_up,
-    looked_up_through,
-    padding_of,
-)
-from normlab.trace.facts.wiring import passed_by, passes_on
-from normlab.trace.functions import FunctionCall
-from normlab.trace.tensors import Place, Tap, at, map_tensors, replaced, rows_of, tensors_in
-from normlab.trace.trace import Event, Pass, Trace
+from normlab.trace.facts.readings import Readings
+from normlab.trace.facts.stacks import block_of
+from normlab.trace.facts.targets import FLAT, FunctionInput, Layout, Logits, Targets
+from normlab.trace.facts.tokens import Tokens, looked_up, looked_up_through
+from normlab.trace.tensors import Place, Tap, at, map_tensors, replaced
+from normlab.trace.trace import Trace
 
 SHIFTS: Final = (1, 0, 2, -1)
 """How far ahead of the token at their own position targets are looked for, the usual distance first."""
 
 
-class BlockCall(NamedTuple):
-    """One call of a block: which call of it, and the stream that it reads and writes."""
-
-    path: str
-    number: int
-    read: Tensor | None
-    written: Tensor | None
-
-
-class Facts:
-    """What a step is made of, read off one pass."""
-
-    def __init__(self, trace: Trace, declared: Declaration) -> None:
-        self.trace, self.declared = trace, declared
-        with trace.with_graph(events=True, functions=(*RECORDED, *JOINING)) as passed:
-            self.loss = None if passed.loss is None else passed.loss.detach()
-            self.lookups = [f._replace(result=None) for f in self._own_lookups(trace, passed)]
-            self.order = [e.module for e in passed.events]
-            listed = find_listed_layers(trace.model, passed.events)
-            self.listed = {name: passed_by(layers) for name, layers in listed.items()}
-            """For each layer that is a list, by its stack, whether it passes its stream on."""
-            self.stacks: dict[str, list[Block]] = find_stacks(
-                trace.model,
-                passed.events,
-                passes_on,
-                partial(_is_behind, passed.loss),
-                [path for layers in self.listed.values() for path in layers],
-            )
-            blocks = {b.path for b in self.blocks}
-            self.calls = [_block_call(event) for event in passed.events if event.module in blocks]
-            self.streams = {c.path: (c.read, c.written) for c in self.calls if not c.number}
-            widths = {x.shape[-1] for x in self.entering.values()}
-            parameters = dict(trace.model.named_parameters())
-            self.joined = joined(passed.functions, parameters, self.rows, widths)
-            """The parameters that join the stream of the stacks as they are, by path."""
-            self._scored = read_logits(self.trace, passed)
-            self._placeholders: dict[Place, tuple[int, ...]] = {}
-            self.output = None if passed.runs_whole or self._scored else _last_read(trace, passed)
-            """Where the loss reads a part of the model last, if it calls parts and has no known logits."""
-
-    def lookups_of(self, trace: Trace) -> list[FunctionCall]:
-        """Return the lookups of another step of the same model; none if it does not run."""
-        with suppress(Exception):
-            return self._own_lookups(trace, trace.once(functions=(LOOKED_UP,)))
-        return []
-
-    @staticmethod
-    def _own_lookups(trace: Trace, passed: Pass) -> list[FunctionCall]:
-        """Return the lookups of the model itself: a teacher or a reference, which the loss calls too, looks
-        ids up in tables of its own.
-        """
-        own = {id(p) for p in trace.model.parameters()} | set(map(id, trace.weights.values()))
-        lookups = [call for call in passed.functions if call.name == LOOKED_UP]
-        return [call for call in lookups if call.module or id(call.argument(1, "weight")) in own]
-
-    @property
-    def joined_together(self) -> list[list[str]]:
-        """The parameters that become tokens of their own, by the module in which they do; without those of a
-        numbered list, each of which may join the stream before a layer of its own.
-        """
-        places: dict[str, list[str]] = defaultdict(list)
-        for name, how in self.joined.items():
-            is_numbered = any(part.isdigit() for part in name.split("."))
-            if how.is_appended and not is_numbered:
-                places[how.module].append(name)
-        return list(places.values())
-
-    @property
-    def entering(self) -> dict[str, Tensor]:
-        """What each block reads at its first call."""
-        return {path: x for path, (x, _) in self.streams.items() if x is not None}
-
-    @property
-    def blocks(self) -> list[Block]:
-        return [b for blocks in self.stacks.values() for b in blocks]
-
-    @cached_property
-    def entries(self) -> dict[Place, Tensor]:
-        """Every tensor of the batch by its place, but for nested ones: their rows share no columns."""
-        return {place: x for place, x in tensors_in(self.trace.batch) if not x.is_nested}
-
-    @cached_property
-    def has_nested(self) -> bool:
-        """Whether the batch holds a nested tensor, in which rows have lengths of their own."""
-        return any(x.is_nested for _, x in tensors_in(self.trace.batch))
-
-    @cached_property
-    def rows(self) -> int:
-        """B, the length that most tensors of the batch begin with."""
-        return rows_of(self.trace.batch)
+class Facts(Readings):
+    """What a step is made of, so far as one pass and some of its variations tell."""
 
     @cached_property
     def tokens(self) -> Tokens:
@@ -301,7 +190,7 @@ class Facts:
     @cached_property
     def padding(self) -> Padding:
         """Which positions hold a token. Raises Unknown if nothing tells."""
-        return padding_of(self, self.tokens)
+        return padding_of(self, self.tokens, self.sources)
 
     @cached_property
     def frames(self) -> Frames | None:
@@ -311,7 +200,7 @@ class Facts:
     @cached_property
     def documents(self) -> Tensor:
         """The numbers `[B, T]` of the documents that are packed into rows. Raises Unknown."""
-        return documents_of(self)
+        return documents_of(self, self.tokens)
 
     @cached_property
     def roles(self) -> dict[str, str]:
@@ -374,10 +263,14 @@ class Facts:
         error = gain.std() / len(gain) ** 0.5
         return bool(gain.mean() > 5 * error and gain.mean() > 0.1 * own.mean())
 
+    def padding_of(self, tokens: Tokens) -> Padding:
+        """Return the padding of any ids that the model reads. Raises Unknown if nothing tells."""
+        return padding_of(self, tokens, self.sources)
+
     def real(self, tokens: Tokens) -> Tensor:
         """Return where these tokens are real, `[B, T]`; everywhere if nothing tells."""
         with suppress(Unknown):
-            return padding_of(self, tokens).real
+            return self.padding_of(tokens).real
         return torch.ones_like(tokens.ids, dtype=torch.bool)
 
     @cached_property
@@ -414,7 +307,7 @@ class Facts:
     def placeholders(self, tokens: Tokens) -> tuple[int, ...]:
         """Return the ids that only keep places for what comes from elsewhere in the batch."""
         if tokens.place not in self._placeholders:
-            self._placeholders[tokens.place] = placeholders_of(self, tokens)
+            self._placeholders[tokens.place] = placeholders_of(self, tokens, self.real(tokens))
         return self._placeholders[tokens.place]
 
     def other_tokens(self, pick: Tensor, tokens: Tokens | None = None) -> Any:
@@ -461,14 +354,6 @@ class Facts:
         last = torch.unique(ids[:, :-1][numbers[:, 1:] != numbers[:, :-1]])
         return (int(last[0]),) if len(last) == 1 else ()
 
-    def configured(self, name: str) -> Any:
-        """Return an entry of the model's own configuration, as in Hugging Face's models."""
-        for owner in (self.trace.model, *self.trace.model.children()):
-            value = getattr(getattr(owner, "config", None), name, None)
-            if value is not None:
-                return value[0] if isinstance(value, (list, tuple)) and value else value
-        return None
-
     def with_rows(self, order: Tensor) -> Any:
         """Return the batch with its rows, or some of them, in this order. Raises Unknown for nested ones, for
         what is one row of documents, one after another, and for images that are not held row by row.
@@ -503,30 +388,3 @@ class Facts:
             return x
 
         return map_tensors(self.trace.batch if batch is None else batch, change)
-
-
-def _last_read(trace: Trace, passed: Pass) -> Tap | None:
-    """Return the last output of an outermost call that the loss depends on."""
-    if passed.loss is None or not passed.loss.requires_grad:
-        return None
-    for event in reversed([event for event in passed.events if event.outermost]):
-        for place, x in zip(event.places, event.outputs, strict=True):
-            if x.requires_grad and x.numel() > 1:
-                (gradient,) = gradients_in(passed.loss, [x], trace.model, retain_graph=True)
-                if gradient is not None:
-                    return Tap(event.module, "output", place, event.call)
-    return None
-
-
-def _is_behind(loss: Tensor | None, x: Tensor) -> bool:
-    """Return whether the graph of a loss holds what made a tensor."""
-    made_by = x.grad_fn
-    return loss is not None and made_by is not None and any(n is made_by for n in nodes_behind(loss.grad_fn))
-
-
-def _block_call(event: Event) -> BlockCall:
-    return BlockCall(event.module, event.call, _stream(event.inputs), _stream(event.outputs))
-
-
-def _stream(tensors: Iterable[Tensor]) -> Tensor | None:
-    return None if (x := stream_of(tensors)) is None else x.detach()
