@@ -61,7 +61,7 @@ class CheckCommand(ExaminedFlags):
   normlab check -m package.train        the same, as a module
   normlab check train.py --ranks 2      its first step on two processes beside the same step in one
   normlab check train.py:setup          your function that returns normlab.Setup(model, batches, …)
-  normlab check hf:FOLDER               the model of FOLDER/config.json, newly drawn, with a batch that fits
+  normlab check hf:FOLDER               the model of FOLDER/config.json, newly drawn, with a fitting batch
   normlab check hf:ORG/NAME             the same of a model on the Hub, by its configuration alone
   normlab check --recipe pre+smallinit  a recipe of normlab's
   normlab check RUN                     a run of normlab's, at its checkpoints"""
