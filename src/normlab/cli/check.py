@@ -75,7 +75,7 @@ class CheckCommand(ExaminedFlags):
     trust_remote_code: Switch = False
     """For hf: also run code that the configuration names."""
     shrink: Switch = False
-    """For hf: check a smaller model of the same architecture, as is done above 200 million parameters."""
+    """For hf: check a smaller such model; the default above 200 million weights."""
     no_shrink: Switch = False
     """For hf: check the model in its own size."""
     tokens: int = 512

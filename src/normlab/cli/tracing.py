@@ -5,11 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from normlab.base.units import count
-from normlab.checks.tracing import CopiesRun, PropertyTrace
 from normlab.trace.trail import Change, Entry, PassMade, RunsCompared, Setting, StepMade, TensorsCompared
+
+if TYPE_CHECKING:
+    from normlab.checks.tracing import CopiesRun, PropertyTrace
 
 WIDTH: Final = 100
 NAMED: Final = 3

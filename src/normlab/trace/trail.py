@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Literal, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from normlab.errors import in_one_line
+
+if TYPE_CHECKING:  # the command line knows the entries, and loads torch only when something runs
+    from torch import Tensor
 
 
 class WithLoss(Protocol):
