@@ -54,7 +54,7 @@ OWN = {
     "diagnose": f"{SOURCE} blocks branches tokens preset checkpoints step optimizer flight fail_on",
     "check": (
         f"{SOURCE} budget declared allow baseline checkpoints step optimizer tokens junit sarif "
-        "trust_remote_code shrink no_shrink ranks"
+        "trust_remote_code shrink no_shrink ranks trace"
     ),
     "judge": (
         "source metric take higher_is_better baseline candidate margin by seed_column name budget max_seeds"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ from normlab.checks.property import (
 from normlab.checks.report import Report
 from normlab.errors import UserError, in_one_line, is_own
 from normlab.setups.given import setup_of
-from normlab.setups.setup import Loss, shown
+from normlab.setups.setup import Loss, Setup, shown
 from normlab.trace.budget import Cost, Deadline, OutOfTimeError, passes_until
 from normlab.trace.description import describe
 from normlab.trace.facts import Unknown
@@ -48,6 +48,8 @@ from normlab.trace.tensors import unscanned, unwrap
 
 CHEAP: Final = (1, 8, 32)
 """Numbers of passes: properties that take no more than these have their turn first."""
+NOT_FINITE: Final = Skip("numbers are not finite", applies=True)
+"""Why nothing else is judged where ``finite`` fails."""
 Progress = Callable[[str, int, int], None]
 """``progress(name, done, of)``, called before each property."""
 
@@ -79,11 +81,26 @@ def check(
     """
     started = time.monotonic()
     given = setup_of("check", model, batch, loss, setup)
-    if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not budget_s > 0:
-        raise UserError(f"budget_s is {shown(budget_s)}, but must be a number of seconds above 0")
+    require_budget(budget_s)
     allowed = (allow,) if isinstance(allow, str) else tuple(allow)
     for name in allowed:
         require_property(name, "allow")
+    with guarded_step(given, budget_s, started) as (step, not_copied):
+        report = examine(step, properties(), progress, allowed)
+        return replace(report, facts={**report.facts, **not_copied})
+
+
+def require_budget(budget_s: object) -> None:
+    """Raise UserError for anything but a number of seconds above 0."""
+    if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not budget_s > 0:
+        raise UserError(f"budget_s is {shown(budget_s)}, but must be a number of seconds above 0")
+
+
+@contextmanager
+def guarded_step(
+    given: Setup, budget_s: float, started: float
+) -> Iterator[tuple[StepUnderTest, Mapping[str, str]]]:
+    """Yield the step of a setup, which is left as it was after this block, and what could not be copied."""
     require_memory(unwrap(given.model))
     with ExitStack() as stack:
         not_copied = stack.enter_context(restored(given))
@@ -94,9 +111,7 @@ def check(
             from normlab.checks.declared import resolved_init
 
             given = resolved_init(given)
-        step = StepUnderTest(given, budget_s=budget_s, started=started)
-        report = examine(step, properties(), progress, allowed)
-        return replace(report, facts={**report.facts, **not_copied})
+        yield StepUnderTest(given, budget_s=budget_s, started=started), not_copied
 
 
 def properties() -> list[Property]:
@@ -120,13 +135,12 @@ def examine(
             progress(one.name, done, len(tests))
         step.turn_to(one.group)
         start = time.monotonic()
-        here, skip = _test(step, one)
+        here, skip = answers_of(step, one)
         seconds[one.name] = time.monotonic() - start
         answers += here
         if any(isinstance(answer, Violation) for answer in here):
             if one.name == "finite":
-                not_finite = Skip("numbers are not finite", applies=True)
-                skipped |= {p.name: not_finite for p in tests if p.name != "finite"}
+                skipped |= {p.name: NOT_FINITE for p in tests if p.name != "finite"}
                 break
         elif skip is not None:
             skipped[one.name] = skip
@@ -140,7 +154,7 @@ def examine(
         failures=folded((one for one in answers if isinstance(one, Violation)), allowed),
         notes=tuple(one for one in answers if isinstance(one, Note)),
         holds=tuple(sorted(holds, key=rank)),
-        untestable={name: _reason(step, skipped[name], skipped.values()) for name in names},
+        untestable={name: reason_of(step, skipped[name], skipped.values()) for name in names},
         seconds=seconds,
         facts=describe(step),
         unjudged=tuple(name for name in names if skipped[name].applies),
@@ -158,7 +172,7 @@ def _ask_early(step: StepUnderTest, tests: Iterable[Property]) -> None:
                 one.applies(step)
 
 
-def _reason(step: StepUnderTest, skip: Skip, skipped: Iterable[Skip]) -> str:
+def reason_of(step: StepUnderTest, skip: Skip, skipped: Iterable[Skip]) -> str:
     """Why a property was not judged; for want of time, with a budget that would do for all of these."""
     if not skip.lacks_s:
         return skip.reason
@@ -178,7 +192,7 @@ def _seconds(step: StepUnderTest, cost: Cost) -> float:
     return 0.0 if "loss" in step.setup.cannot else step.estimates.seconds_of(cost)
 
 
-def _test(step: StepUnderTest, one: Property) -> tuple[list[Answer], Skip | None]:
+def answers_of(step: StepUnderTest, one: Property) -> tuple[list[Answer], Skip | None]:
     """The answers of a property, usually up to the first failure, and why it stopped."""
     answers = list[Answer]()
     for ability in sorted(one.uses & step.setup.cannot.keys()):

@@ -15,7 +15,7 @@ from normlab.base.files import write_text_atomic
 from normlab.base.io import to_plain
 from normlab.base.units import duration, seconds_of
 from normlab.checks.allowed import allowed_here
-from normlab.checks.property import require_property
+from normlab.checks.property import OF_RANKS, require_property
 from normlab.cli import advice, errors, terminal
 from normlab.cli.options import Switch, command_line, progress_line, title_lines
 from normlab.cli.sources import ExaminedFlags
@@ -44,6 +44,8 @@ ALLOW: Final = (
     "allow = […] under [tool.normlab.check] in the current folder's pyproject.toml."
 )
 
+TRACE: Final = "Test this property alone, and print in order what led to the verdict."
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCommand(ExaminedFlags):
@@ -59,7 +61,7 @@ class CheckCommand(ExaminedFlags):
   normlab check -m package.train        the same, as a module
   normlab check train.py --ranks 2      its first step on two processes beside the same step in one
   normlab check train.py:setup          your function that returns normlab.Setup(model, batches, …)
-  normlab check hf:FOLDER               the model of FOLDER/config.json, newly drawn, with a batch that fits
+  normlab check hf:FOLDER               the model of FOLDER/config.json, newly drawn, with a fitting batch
   normlab check hf:ORG/NAME             the same of a model on the Hub, by its configuration alone
   normlab check --recipe pre+smallinit  a recipe of normlab's
   normlab check RUN                     a run of normlab's, at its checkpoints"""
@@ -73,7 +75,7 @@ class CheckCommand(ExaminedFlags):
     trust_remote_code: Switch = False
     """For hf: also run code that the configuration names."""
     shrink: Switch = False
-    """For hf: check a smaller model of the same architecture, as is done above 200 million parameters."""
+    """For hf: check a smaller such model; the default above 200 million weights."""
     no_shrink: Switch = False
     """For hf: check the model in its own size."""
     tokens: int = 512
@@ -86,6 +88,7 @@ class CheckCommand(ExaminedFlags):
     """Write the answers to this file as JUnit's XML, for test reports."""
     sarif: Path | None = None
     """Write the failures to this file as SARIF, for code scanning."""
+    trace: Annotated[str, arg(metavar="PROPERTY", help=TRACE)] = ""
 
     @property
     def budget_s(self) -> float:
@@ -99,6 +102,9 @@ class CheckCommand(ExaminedFlags):
         command = command_line()
         self._require_flags()
         _ = self.budget_s  # reject what is no time before anything runs
+        if self.trace:
+            self._trace(command)
+            return
         allowed = (*self.allow, *allowed_here(Path.cwd()))
         if self.ranks is not None:
             self._write([self._compared(self.ranks, command, allowed)])
@@ -113,6 +119,24 @@ class CheckCommand(ExaminedFlags):
                 _print(source.title, source.facts, report)
             self._write_page(values, f"-{source.name}" if is_one_of_several else "")
         self._write(reports)
+
+    def _trace(self, command: str) -> None:
+        """Print what led to the verdict on one property. Raises SystemExit as ``run`` does."""
+        from normlab.checks.tracing import trace_property
+        from normlab.cli.tracing import lines
+
+        documents, verdicts = list[dict[str, Any]](), list[str]()
+        for source, _ in self.sources():
+            traced = trace_property(self.trace, self._declared_setup(source), budget_s=self.budget_s)
+            documents.append({"title": source.title, "command": command, **traced.to_plain()})
+            verdicts.append(traced.verdict)
+            if not self.as_json:
+                terminal.write(source.title, *lines(traced))
+        if self.as_json:
+            self.print_json(documents)
+        code = contract.exit_code(verdicts)
+        if code:
+            raise SystemExit(code)
 
     def _write_page(self, values: dict[str, Any], suffix: str = "") -> None:
         """Write the page of a report, if one is asked for."""
@@ -142,6 +166,8 @@ class CheckCommand(ExaminedFlags):
         self.require_one()
         for name in self.allow:
             require_property(name, "--allow")
+        if self.trace:
+            self._require_flags_of_trace()
         if self.ranks is not None:
             self._require_flags_of_ranks()
             return
@@ -158,6 +184,23 @@ class CheckCommand(ExaminedFlags):
             raise UserError(f"{ignored[0]} needs hf:FOLDER or hf:ORG/NAME")
         if self.shrink and self.no_shrink:
             raise UserError("--shrink and --no-shrink exclude each other; type one of them")
+
+    def _require_flags_of_trace(self) -> None:
+        """Raise UserError for what is no property of one process, or for flags that a trace would ignore."""
+        require_property(self.trace, "--trace")
+        if self.trace in OF_RANKS:
+            raise UserError(f"--trace takes a property of one process, and {self.trace} is one of --ranks")
+        ignored = {
+            "--allow": bool(self.allow),
+            "--baseline": self.baseline is not None,
+            "--ranks": self.ranks is not None,
+            "--out": self.out is not None,
+            "--junit": self.junit is not None,
+            "--sarif": self.sarif is not None,
+        }
+        typed = [flag for flag, is_typed in ignored.items() if is_typed]
+        if typed:
+            raise UserError(f"--trace would ignore {' and '.join(typed)}; leave that out, or --trace")
 
     def _require_flags_of_ranks(self) -> None:
         """Raise UserError for anything but a script, or for flags that ranks would ignore."""
@@ -204,17 +247,21 @@ class CheckCommand(ExaminedFlags):
     def _tested(self, source: NamedSetup, progress: Any, allowed: tuple[str, ...]) -> tuple[Report, Setup]:
         from normlab.checks.baseline import changed_parameters, read_baseline
         from normlab.checks.check import check
-        from normlab.checks.declared import declared
 
-        setup, declaration = source.setup, self._declaration()
-        if declaration:
-            setup = declared(declaration, setup)
+        setup = self._declared_setup(source)
         # a baseline that cannot be read is refused before anything is tested
         baseline = read_baseline(self.baseline) if self.baseline is not None else None
         report = check(setup, budget_s=self.budget_s, progress=progress, allow=allowed)
         if baseline is not None:
             report = replace(report, failures=(*report.failures, *changed_parameters(setup.model, baseline)))
         return report, setup
+
+    def _declared_setup(self, source: NamedSetup) -> Setup:
+        """The setup of a source, with what was declared."""
+        from normlab.checks.declared import declared
+
+        declaration = self._declaration()
+        return declared(declaration, source.setup) if declaration else source.setup
 
     def _declaration(self) -> str:
         """What was declared; by default the normlab.toml beside a configuration of Hugging Face's."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normlab.trace.autograd import Weights
 from normlab.trace.trace import Event, Trace
+from normlab.trace.trail import note_tensors
 
 Part = Callable[[Tensor], Tensor | None]
 """Selects the entries of a tensor to compare; None if it has no such entries."""
@@ -26,9 +27,16 @@ def distance(a: Tensor, b: Tensor) -> float:
     """Return the largest difference of two tensors, relative to their largest entry; equal non-finite entries
     agree. Nested tensors are compared row by row.
     """
+    size = unnoted_distance(a, b)
+    note_tensors(a, size)
+    return size
+
+
+def unnoted_distance(a: Tensor, b: Tensor) -> float:
+    """Return the same within a comparison that is noted as a whole."""
     if a.is_nested and b.is_nested:
         pairs = zip(a.unbind(), b.unbind(), strict=True)
-        return max((distance(x, y) for x, y in pairs), default=0.0)
+        return max((unnoted_distance(x, y) for x, y in pairs), default=0.0)
     if a.shape != b.shape:
         return float("inf")
     if not a.numel():
@@ -75,7 +83,7 @@ def part_of(mask: Tensor, rows: Tensor | None = None) -> Part:
 
 def _differ(a: Sequence[Tensor], b: Sequence[Tensor], part: Part, limit: float) -> bool:
     pairs = ((part(x), part(y)) for x, y in zip(a, b, strict=False) if x.is_floating_point())
-    return any(x is not None and y is not None and distance(x, y) > limit for x, y in pairs)
+    return any(x is not None and y is not None and unnoted_distance(x, y) > limit for x, y in pairs)
 
 
 def _selected(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor | None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from normlab.trace.compare import Located, Part, blame, distance, rounding_of
+from normlab.trace.compare import Located, Part, blame, distance, rounding_of, unnoted_distance
 from normlab.trace.copies import copied_model
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import stream_of
@@ -20,6 +20,7 @@ from normlab.trace.passes import Passes
 from normlab.trace.restore import random_states, same_random_state
 from normlab.trace.tensors import Place, map_tensors, replaced
 from normlab.trace.trace import Trace
+from normlab.trace.trail import note_runs
 
 EXACT: Final = 1e-9
 """Relative difference that rounding may leave in float64 after some hundred layers."""
@@ -80,11 +81,16 @@ class Comparison:
         The module is the first, in order of completion, whose inputs agree in that part but whose outputs do
         not. Raises Unknown if the logits have no such part.
         """
-        x, y = part(self.logits(a)), part(self.logits(b))
+        of_first = self.logits(a)
+        x, y = part(of_first), part(self.logits(b))
         if x is None or y is None:
             raise Unknown("the output has no axis for positions, or holds nothing that can be compared there")
-        size = distance(x, y)
-        return Located(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
+        size = unnoted_distance(x, y)
+        found = Located(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
+        module = "" if found is None else found.module
+        numbers = (x.numel(), of_first.numel())
+        note_runs(a, b, numbers=numbers, size=size, limit=self.rounding, module=module)
+        return found
 
     # ------------------------------------------------------------------------------------- what rounding does
 

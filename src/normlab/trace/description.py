@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
+from normlab.errors import in_one_line
 from normlab.trace.budget import Deadline, OutOfTimeError, passes_until
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
@@ -23,12 +25,43 @@ def describe(step: StepUnderTest) -> dict[str, str]:
             with suppress(Unknown):
                 description[name] = describe_fact(facts)
         description["stacks"] = _stacks(step)
-        if step.why_whole:
-            description["batch"] = f"all of it: {step.why_whole}"
-        elif step.tests_a_part:
-            description["batch"] = _part(step)
+        if batch := tested_batch(step):
+            description["batch"] = batch
         description["precision"] = _precision(step)
     return description
+
+
+@dataclass(frozen=True)
+class ReadFact:
+    """A fact of a step: its value in words, or else why it is not known."""
+
+    name: str
+    value: str
+    why_unknown: str = ""
+
+
+def read_facts(step: StepUnderTest) -> Iterator[ReadFact]:
+    """Yield the facts that properties ask for, with the reasons why some are not known."""
+    try:
+        facts = step.facts
+    except Exception as error:  # anybody's model: it may raise when it is called again
+        yield ReadFact("facts", "", in_one_line(error))
+        return
+    for name, describe_fact in (_DESCRIBED | _ALSO_READ).items():
+        try:
+            yield ReadFact(name, describe_fact(facts))
+        except Unknown as reason:
+            yield ReadFact(name, "", str(reason))
+        except Exception as error:
+            yield ReadFact(name, "", in_one_line(error))
+    yield ReadFact("stacks", _stacks(step))
+
+
+def tested_batch(step: StepUnderTest) -> str:
+    """Return which part of the batch is tested, or why all of a large one is; empty for a small one."""
+    if step.why_whole:
+        return f"all of it: {step.why_whole}"
+    return _part(step) if step.tests_a_part else ""
 
 
 def _tokens(facts: Facts) -> str:
@@ -58,6 +91,18 @@ _DESCRIBED: dict[str, Callable[[Facts], str]] = {
     "padding": _padding,
     "documents": _documents,
 }
+
+
+def _causal(facts: Facts) -> str:
+    answer = "yes" if facts.causal else "no"
+    return f"{answer}, as declared" if facts.declared.causal is not None else f"{answer}, by the targets"
+
+
+def _counted(facts: Facts) -> str:
+    return f"{int(facts.counted.sum())} of {facts.counted.numel()} positions"
+
+
+_ALSO_READ: dict[str, Callable[[Facts], str]] = {"causal": _causal, "counted": _counted}
 
 
 def _stacks(step: StepUnderTest) -> str:

@@ -27,6 +27,7 @@ from normlab.trace.lookups import lookups_in_range
 from normlab.trace.restore import generators_of_copies, same, same_globals, same_random_state
 from normlab.trace.tensors import Side, copied_batch, eager, forward_hooks, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
+from normlab.trace.trail import noted_step
 
 SEED: Final = 20_011
 """The seed of every run: not one that draws a batch, or a loss would draw the same numbers again."""
@@ -133,8 +134,9 @@ class DryRun:
             self._watch_gradients(seen, stack, scale)
             self._watch_calls(seen, stack, rates)
             optimizer = self.optimizers if self.several else self.optimizers[0]
+            noted = noted_step(exact=self.exact, updates=rates is not None, scale=scale, seed=seed)
             in_range = lookups_in_range(self.model)
-            with recomputing(self.model, mode), mode, self._apart_from_original(), in_range:
+            with noted, recomputing(self.model, mode), mode, self._apart_from_original(), in_range:
                 try:
                     self.step(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
                 except TypeError as error:

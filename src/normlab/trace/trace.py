@@ -25,6 +25,7 @@ from normlab.trace.functions import OWN, Detachments, FunctionCall, Functions, P
 from normlab.trace.lookups import lookups_in_range
 from normlab.trace.restore import undisturbed
 from normlab.trace.tensors import Place, Side, Tap, forward_hooks, tensors_in
+from normlab.trace.trail import noted_pass
 
 NO_LOSS: Final = (
     "the loss is not a tensor; loss(model, batch) must return a scalar tensor, as a cross-entropy is"
@@ -214,26 +215,34 @@ class Trace:
             raise UserError(f"the model has no module {unknown[0]!r}; read_structure gives taps that it has")
         if not hooks_all and self.undone is None:
             modules = {path: modules[path] for path in ("", *(tap.module for tap in self.taps))}
+        noted = noted_pass(self, passed)  # compares weights, so before the pass puts its own into the model
         with self._surroundings():
-            with ExitStack() as stack:
-                stack.enter_context(torch.set_grad_enabled(graph))
-                stack.enter_context(forward_hooks(modules, passed.see))
-                stack.enter_context(lookups_in_range(self.model))
-                if self.exact or not self.dropout or functions:
-                    see = passed.call if functions else None
-                    mode = Functions(exact=self.exact, dropout=self.dropout, wanted=functions, see=see)
-                    stack.enter_context(mode)
-                if self.taps:
-                    stack.enter_context(Preserve(passed.taps))
-                if OWN in functions:
-                    stack.enter_context(own_functions(passed.call))
-                if self.undone is not None:
-                    cuts = stack.enter_context(Detachments(lambda: passed.running, self.undone))
-                    passed.cuts = cuts.seen
-                loss = self.loss_of(self.model, self.batch)
-            if isinstance(loss, Tensor):
-                passed.loss = loss.reshape(()) if loss.numel() == 1 else loss
+            with noted:
+                loss = self._loss_of_pass(passed, modules, functions, graph=graph)
+                if isinstance(loss, Tensor):
+                    passed.loss = loss.reshape(()) if loss.numel() == 1 else loss
             yield passed
+
+    def _loss_of_pass(
+        self, passed: Pass, modules: Mapping[str, nn.Module], functions: Collection[str], *, graph: bool
+    ) -> Any:
+        """Return what the loss function returns, while hooks on these modules show the pass what flows."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(graph))
+            stack.enter_context(forward_hooks(modules, passed.see))
+            stack.enter_context(lookups_in_range(self.model))
+            if self.exact or not self.dropout or functions:
+                see = passed.call if functions else None
+                mode = Functions(exact=self.exact, dropout=self.dropout, wanted=functions, see=see)
+                stack.enter_context(mode)
+            if self.taps:
+                stack.enter_context(Preserve(passed.taps))
+            if OWN in functions:
+                stack.enter_context(own_functions(passed.call))
+            if self.undone is not None:
+                cuts = stack.enter_context(Detachments(lambda: passed.running, self.undone))
+                passed.cuts = cuts.seen
+            return self.loss_of(self.model, self.batch)
 
     def once(self, *, graph: bool = False, **recorded: Any) -> Pass:
         """Run a pass; its results may have a graph, but no backward pass may go through it any more."""

@@ -1,0 +1,59 @@
+"""``normlab check --trace``: what is printed, the exit code, and flags that it would ignore."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from cases import each
+from cli.test_check import TRAIN
+from normlab.cli.main import main
+from normlab.cli.tracing import WIDTH
+
+KEPT = Path(__file__).parent / "traced" / "causality.txt"
+LEAKY = ["check", "train_of_this_test.py:leaky", "--trace", "causality"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty current directory with somebody's training script in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train_of_this_test.py").write_text(TRAIN)
+    yield tmp_path
+    sys.modules.pop("train_of_this_test", None)
+
+
+def test_what_led_to_the_verdict_is_printed_in_order(here, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(LEAKY)
+    assert stopped.value.code == 3
+    printed = capsys.readouterr().out
+    assert printed == KEPT.read_text(encoding="utf-8")
+    assert max(map(len, printed.splitlines())) <= WIDTH
+
+
+def test_the_same_is_printed_as_data(here, capsys):
+    with pytest.raises(SystemExit):
+        main([*LEAKY, "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["name"], document["verdict"]) == ("causality", "fails")
+    assert document["entries"][-1]["module"] == document["failures"][0]["module"] == "blocks.0"
+
+
+@each(
+    ("typed", "named"),
+    [
+        ("--trace causalty", "did you mean 'causality'"),
+        ("--trace ranks_data", "ranks_data"),
+        ("--trace causality --out page.html", "--out"),
+        ("--trace causality --allow rows --junit a.xml", "--allow and --junit"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_before_anything_runs(here, capsys, typed, named):
+    assert main(["check", "train_of_this_test.py:leaky", *typed.split()]) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert "running" not in said
