@@ -75,13 +75,14 @@ OTHERS_CODE = {
                 f"trace/{name}.py"
                 for name in (
                     "awake",
+                    "changes",
                     "comparison",
                     "copies",
                     "description",
                     "estimates",
                     "gradients",
                     "starts",
-                    "facts/facts",
+                    "facts/readings",
                     "facts/stacks",
                     "model_copies",
                     "optimizers",
@@ -93,6 +94,7 @@ OTHERS_CODE = {
                     "updates",
                     "whole_step",
                     "tensors",
+                    "trail",
                     "equivalents",
                 )
             ),
