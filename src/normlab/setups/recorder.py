@@ -220,7 +220,9 @@ class Recorder(DataflowRecorder):
         earlier: MicroBatch = event.subject
         if earlier.scale != scale:
             return None
-        if own and own.isdisjoint(key for each in earlier.passes for key in each.reached):
+        reached = {key for each in earlier.passes for key in each.reached}
+        # where no gradient was seen to arrive, as on a rank that does not wait for others, nothing is known
+        if own and reached and own.isdisjoint(reached):
             return earlier
         made = {number for call in earlier.calls for number in call.results}
         if scale != 1 or made.isdisjoint(sources(self._calls, [loss])):
