@@ -24,7 +24,10 @@ def common_module(
     candidates += [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
     best: tuple[int, nn.Module] | None = None
     for candidate in candidates:
-        inside = {id(m) for m in candidate.modules()}
+        try:
+            inside = {id(m) for m in candidate.modules()}
+        except RecursionError:  # torch cannot walk it, so it is no part of this step
+            continue
         holds_all = wanted <= inside and tensors <= {id(p) for p in candidate.parameters()}
         if holds_all and (best is None or len(inside) < best[0]):
             best = len(inside), candidate
