@@ -135,22 +135,32 @@ def noted_pass(trace: Any, passed: WithLoss) -> AbstractContextManager[None]:
 
 @contextmanager
 def _noted_pass(trail: Trail, setting: Setting, passed: WithLoss) -> Iterator[None]:
-    raised = ""
-    try:
-        yield
-    except BaseException as error:
-        raised = in_one_line(error)
-        raise
-    finally:
+    def note(raised: str) -> None:
         loss = None
         with suppress(Exception):  # a tensor without numbers, as on the meta device
             loss = None if passed.loss is None else float(passed.loss)
         trail.entries.append(PassMade(setting=setting, loss=loss, raised=raised, asked_by=_asking()))
 
+    with _at_the_end(note):
+        yield
+
 
 @contextmanager
 def noted_step(*, exact: bool, updates: bool, scale: float, seed: int) -> Iterator[None]:
     """Inside this block a whole step runs: note it, and what it raises."""
+
+    def note(raised: str) -> None:
+        if (trail := _current.get()) is not None:
+            ran = {"exact": exact, "updates": updates, "scale": scale, "seed": seed}
+            trail.entries.append(StepMade(**ran, raised=raised, asked_by=_asking()))
+
+    with _at_the_end(note):
+        yield
+
+
+@contextmanager
+def _at_the_end(note: Callable[[str], None]) -> Iterator[None]:
+    """Call a function when this block has ended, with what the block raised in words, if anything."""
     raised = ""
     try:
         yield
@@ -158,12 +168,7 @@ def noted_step(*, exact: bool, updates: bool, scale: float, seed: int) -> Iterat
         raised = in_one_line(error)
         raise
     finally:
-        if (trail := _current.get()) is not None:
-            trail.entries.append(
-                StepMade(
-                    exact=exact, updates=updates, scale=scale, seed=seed, raised=raised, asked_by=_asking()
-                )
-            )
+        note(raised)
 
 
 def note_runs(
