@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from normlab.base.units import count
+
 ROOT = Path(__file__).resolve().parents[3]
 FIRST_SIGHT = Path(__file__).with_name("first_sight.json")
 """What was said before anybody had changed a check or a case for it."""
@@ -263,7 +265,7 @@ def summary_line(name: str, first: Rows, since: Rows) -> Sequence[str]:
         f"{sum(row['verdict'] == 'named first' for row in faults)} of {len(faults)}",
         f"{sum(row['verdict'] == 'named first' for row in spoken_of)} of {len(spoken_of)}",
         f"{alarms} of {len(first) - len(faults)}",
-        f"{named_since} named first, {alarms_since} false alarms",
+        f"{named_since} named first, {count(alarms_since, 'false alarm')}",
     )
 
 
