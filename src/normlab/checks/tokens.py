@@ -110,15 +110,17 @@ def reach(step: StepUnderTest) -> Answers:
         yield lost
         return
     facts, base = step.facts, step.comparison.logits(step.exact)
+    words = facts.real(facts.tokens)
     # what the loss does not ask for need not see anything, such as padding at the end of a packed row
-    real = facts.real(facts.tokens) & facts.counted
+    asked = words & facts.counted
     places = torch.arange(facts.tokens.ids.shape[1])
     needs(len(places) > 1, "rows hold one token each")
     by_position, laid_out = facts.by_position(base), compare.laid_out(base, *facts.tokens.ids.shape)
     if by_position and laid_out is not None:  # the last token may have no prediction
-        real = real & (places < laid_out.shape[1])
-    last, shortest = (places * real).max(1).values, int(real.sum(1).min())
-    part = part_of(places == last[:, None] if by_position else torch.ones(len(real), dtype=torch.bool))
+        asked = asked & (places < laid_out.shape[1])
+    last = (places * asked).max(1).values
+    shortest = int((words & (places <= last[:, None])).sum(1).min())
+    part = part_of(places == last[:, None] if by_position else torch.ones(len(words), dtype=torch.bool))
     shown, seen = part(base), dict[int, float]()
     if shown is None:
         raise Unknown("the output has no axis for positions or rows")
@@ -132,9 +134,9 @@ def reach(step: StepUnderTest) -> Answers:
         seen[back] = distance(shown, other) if other is not None else 0.0
     needs(seen, "what comes before a prediction keeps places, as for an image, and cannot be exchanged")
     near = [d for d in seen if seen[d]]
-    early = real & (places < shortest // 2)
+    early = words & (places < shortest // 2)
     if by_position and facts.declared.causal is False and early.any():
-        other = step.comparison.logits(step.exact.again(batch=facts.other_tokens(real & ~early)))
+        other = step.comparison.logits(step.exact.again(batch=facts.other_tokens(words & ~early)))
         now, then = part_of(early)(base), part_of(early)(other)
         if near and now is not None and then is not None and not distance(now, then):
             say = f"outputs of the first {shortest // 2} tokens do not move when the others change"

@@ -165,7 +165,7 @@ def test_a_run_in_a_worker_has_the_same_log(text, tmp_path):
     queue = Queue(tmp_path, 1)
     queue.add(replace(tiny(text, steps=2), data=data))
     queue.run()
-    (folder,) = queue.asked
+    (folder,) = queue.folders
     (block,), lines = blocks(folder)
     assert {"repeat", "packages", "config", "train_src"} <= block.keys()
     assert lines[-1].split(" ended at step ")[1].startswith("2, ")
