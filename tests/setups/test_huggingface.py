@@ -81,6 +81,20 @@ def test_a_class_whose_name_tells_no_head_has_that_of_its_automatic_class(tmp_pa
     assert batch["labels"].shape[1] < batch["input_ids"].shape[1]  # of other texts than the source
 
 
+@each(
+    ("config", "expected"),
+    [
+        (tf.BertConfig(**SIZES), "BertForMaskedLM"),
+        (tf.BertConfig(**SIZES, is_decoder=True), "BertLMHeadModel"),
+        (tf.BartConfig(**BART), "BartForConditionalGeneration"),
+        (HEADS["GPT2LMHeadModel"], "GPT2LMHeadModel"),
+    ],
+)
+def test_a_type_without_an_architecture_has_its_usual_head(tmp_path, config, expected):
+    setup = setup_from_configuration(folder(tmp_path, config), seed=0).setup
+    assert type(setup.model).__name__ == expected
+
+
 def test_without_an_encoder_the_text_itself_is_predicted(tmp_path):
     name = "Gemma3ForConditionalGeneration"
     batch = setup_from_configuration(folder(tmp_path, HEADS[name], name), seed=1).setup.batch

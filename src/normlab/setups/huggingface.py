@@ -183,7 +183,7 @@ def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Build, str]:
     """
     architecture = next(iter(config.architectures or ()), "")
     kind = _head_of_class(library, config, architecture)
-    for head in [kind] if kind else [] if architecture else list(HEADS):
+    for head in [kind] if kind else [] if architecture else _usual_heads(config):
         remote = _auto(head) in (getattr(config, "auto_map", None) or {})
         auto = getattr(library, _auto(head))
         if type(config) in auto._model_mapping or remote:
@@ -195,6 +195,18 @@ def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Build, str]:
         f"{architecture or type(config).__name__} has no head for which a batch can be made; name one in "
         f'"architectures" of config.json, that ends in For{", For".join(HEADS)}, or write a function setup()'
     )
+
+
+def _usual_heads(config: Any) -> list[str]:
+    """Return the kinds of heads for a configuration that names no architecture, the usual one first.
+
+    A type may have heads of several kinds, and which one it was made for is said by what it is: an encoder
+    with a decoder translates, and a type that can predict masked words does so unless it is made a decoder.
+    """
+    usual = ["ConditionalGeneration"] if config.is_encoder_decoder else []
+    if not getattr(config, "is_decoder", False):
+        usual.append("MaskedLM")
+    return [*usual, *(head for head in HEADS if head not in usual)]
 
 
 def _head_of_class(library: Any, config: Any, architecture: str) -> str:
