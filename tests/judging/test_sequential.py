@@ -138,6 +138,12 @@ def test_a_gain_near_nothing_is_hopeless_and_a_large_one_is_not():
     assert not judged([(3.0, 2.99), (3.0, 2.96), (3.0, 2.98)]).hopeless
 
 
+def test_no_number_of_seeds_is_promised_where_only_how_often_it_trains_is_open():
+    decision = judged([*GAINS[:2], (3.3, NAN), *GAINS[2:]])
+    assert decision.gain.low > 0
+    assert (decision.only_baseline, decision.more_seeds, decision.hopeless) == (1, None, False)
+
+
 def test_more_seeds_decide_in_four_of_five_cases():
     gains = np.array([0.02, 0.0, 0.018, 0.003])
     decision = judged([(3.0 + gain, 3.0) for gain in gains])

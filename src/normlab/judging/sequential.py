@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 from scipy.special import ndtri
@@ -142,13 +142,19 @@ class Judge:
         only_candidate = int((trained[:, 1] & ~trained[:, 0]).sum())
         gain = self._gain(gains)
         more, hopeless = None, False
+        trains_as_often = only_baseline <= only_candidate
         decided = self._by_training(only_baseline, only_candidate) or self._by_gain(
-            gains, gain, trains_as_often=only_baseline <= only_candidate
+            gains, gain, trains_as_often=trains_as_often
         )
-        if decided is None:
+        if decided is not None:
+            verdict, sentence = decided
+        elif self._is_better(gain):
+            # more common seeds cannot decide it: only those at which one alone trains can
+            verdict, sentence = UNDECIDED, self._open_in_training(gain, only_baseline, only_candidate)
+        else:
             more = self._more_seeds(gains)
             hopeless = self._is_hopeless(gains)
-        verdict, sentence = decided or (UNDECIDED, self._open(gain, len(pairs), more))
+            verdict, sentence = UNDECIDED, self._open(gain, len(pairs), more)
         return Decision(
             verdict=verdict,
             seeds=len(pairs),
@@ -184,6 +190,10 @@ class Judge:
         low, high = (critical(level, len(gains)) * error for level in (self.level, LEVEL))
         return Interval(mean, mean - low, mean + high)
 
+    def _is_better(self, gain: Interval | None) -> TypeGuard[Interval]:
+        """Whether the whole interval of the gain lies above the margin."""
+        return gain is not None and gain.low is not None and gain.low > self.margin
+
     def _by_gain(
         self, gains: Array, gain: Interval | None, *, trains_as_often: bool
     ) -> tuple[str, str] | None:
@@ -192,7 +202,7 @@ class Judge:
             return DISCARD, f"it changes nothing: both have the same score at {len(gains)} seeds"
         if gain is None or gain.low is None or gain.high is None:
             return None
-        if gain.low > self.margin and trains_as_often:
+        if self._is_better(gain) and trains_as_often:
             return KEEP, f"better by at least {self.metric.amount(gain.low)} ({self._shown(gain)})"
         if gain.high < self.margin and self.margin:
             return DISCARD, f"not better by {self.metric.amount(self.margin)} ({self._shown(gain)})"
@@ -234,6 +244,13 @@ class Judge:
             return f"{cannot} ({self._shown(gain)}); {more} more would do"
         enough = f"more than {FARTHEST}" if gain.low is not None else f"at least {FIRST}"
         return f"{cannot} ({self._shown(gain)}); it takes {enough} seeds"
+
+    def _open_in_training(self, gain: Interval, only_baseline: int, only_candidate: int) -> str:
+        better = f"better where both train ({self._shown(gain)})"
+        failed = f"it did not train at {count(only_baseline, 'seed')} at which the baseline did"
+        if only_candidate:
+            failed += f" ({only_candidate} the other way round)"
+        return f"{better}, but {failed}: how often it trains is open"
 
     def _shown(self, gain: Interval) -> str:
         signed = self.metric.signed
