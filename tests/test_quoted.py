@@ -44,6 +44,21 @@ def test_the_numbers_of_a_document_are_those_of_its_files(document, sentences):
     assert [sentence for sentence in expected if sentence not in written] == []
 
 
+# -------------------------------------------------------------------------------------------------- checks
+
+
+@quotes("docs/check.md")
+def what_keeps_a_budget() -> Iterator[str]:
+    rows = json.loads((ROOT / "benchmarks/results/budgets.json").read_text())
+    assert {row["budget_s"] for row in rows} == {60.0}
+    largest = max(row["parameters"] for row in rows)
+    kept = [row for row in rows if row["check_s"] - row["pass_s"] - row["budget_s"] <= 0.1 * row["budget_s"]]
+    well_judged = [row for row in rows if row["judged"] >= 0.8 * row["applicable"]]
+    yield f"up to {largest / 1e6:.0f}M parameters"
+    yield f"{len(kept)} of {len(rows)} checks took"
+    yield f"and {len(well_judged)} judged four fifths of the properties that apply or more"
+
+
 # ------------------------------------------------------------------------------------------------- scripts
 
 
