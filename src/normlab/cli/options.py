@@ -374,6 +374,7 @@ class SourceFlags(ABC):
     @contextmanager
     def script_setup(self, **how: Any) -> Iterator[NamedSetup]:
         """Run the script up to its first steps, and yield the setup that it shows."""
+        from normlab.cli.waiting import says_where
         from normlab.setups.script import setup_from_script
 
         script, is_module = self.module or self.source, bool(self.module)
@@ -382,7 +383,8 @@ class SourceFlags(ABC):
         how |= {"module": is_module, "seed": self.seed}
         with ExitStack() as stack:
             try:
-                source = stack.enter_context(setup_from_script(script, self.arguments, **how))
+                with says_where(script):
+                    source = stack.enter_context(setup_from_script(script, self.arguments, **how))
             except NoStepError as error:
                 more = "" if is_module else advice.for_script_without_step(script, self.command)
                 raise UserError(f"{error}{more}") from error
