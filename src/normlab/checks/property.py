@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from normlab.base.registry import Registry
 from normlab.errors import UserError, nearest
 from normlab.trace.budget import Cost
 from normlab.trace.facts import Unknown
@@ -91,7 +92,7 @@ class Property:
         return " ".join((self.test.__doc__ or "").split("\n\n")[0].split())
 
 
-PROPERTIES: Final[dict[str, Property]] = {}
+PROPERTIES: Final[Registry[Property]] = Registry("property")
 """By name, in the order in which their violations are reported: causes before consequences."""
 
 ORDER: Final = (
@@ -123,12 +124,10 @@ def property_of(group: str, *, explains: Iterable[str] = (), **settings: Any) ->
     statement.
     """
 
-    def add(test: Test) -> Test:
-        name = test.__name__
-        PROPERTIES[name] = Property(name, group, test, frozenset(explains), **settings)
-        return test
+    def described(test: Test) -> Property:
+        return Property(test.__name__, group, test, frozenset(explains), **settings)
 
-    return add
+    return PROPERTIES.register_made(described)
 
 
 def require_property(name: str, where: str) -> None:
