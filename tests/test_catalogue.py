@@ -14,16 +14,18 @@ import catalogue
 import hidden_scale
 import variant_facts
 from cases import each
+from normlab.base.registry import Registry
 from normlab.lab.recipes.grammar import PLACEMENT, RecipePart
 from normlab.nn import Placement
 from normlab.nn.init import SCHEMES
 from normlab.nn.placement.base import XAVIER
-from normlab.nn.registry import Registry
 from variant_facts import Recipe, refusals, shipped
 
 STALE = f"docs/catalogue.md is not what the code says; type: {catalogue.COMMAND}"
 POINTS = hidden_scale.kept()
 PAGE = catalogue.PAGE.read_text(encoding="utf-8")
+PARTS_OF_RECIPES = ("normlab.nn.", "normlab.optim.", "normlab.lab.recipes.")
+"""Other rooms keep other things by name, such as the properties of a check."""
 PLACEMENTS = [part.name for part in shipped() if part.axis == PLACEMENT.name]
 
 
@@ -38,7 +40,7 @@ def registered() -> Iterator[tuple[str, str]]:
         # isinstance would wake what other libraries load lazily; a task is no part of a recipe
         if type(found) is Registry and found.kind != "task":
             for name, variant in found.items():
-                if str(getattr(variant, "__module__", "")).startswith("normlab."):
+                if str(getattr(variant, "__module__", "")).startswith(PARTS_OF_RECIPES):
                     yield found.kind, name
 
 

@@ -213,13 +213,13 @@ def of_both(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def optimizers(*parts: str) -> Any:
-    """One optimizer for each part of a model, and one for all the rest."""
+    """One optimizer for each part of a model, and one for all the others."""
 
     def made(model: nn.Module) -> list[torch.optim.Optimizer]:
         of_parts = [[p for n, p in model.named_parameters() if n.startswith(part)] for part in parts]
-        held = {id(p) for some in of_parts for p in some}
-        rest = [p for p in model.parameters() if id(p) not in held]
-        return [torch.optim.SGD(some, lr=1e-3) for some in (*of_parts, rest)]
+        held = {id(p) for parameters in of_parts for p in parameters}
+        others = [p for p in model.parameters() if id(p) not in held]
+        return [torch.optim.SGD(parameters, lr=1e-3) for parameters in (*of_parts, others)]
 
     return made
 
@@ -346,9 +346,9 @@ class Unused(nn.Module):
 @each("held", [True, False])
 def test_there_is_nothing_to_train_in_a_parameter_without_entries(part, held):
     def grouped(model: nn.Module) -> torch.optim.Optimizer:
-        own = [p for p in model.parameters() if held or p.numel()]
-        vectors = {"params": [p for p in own if p.ndim < 2], "weight_decay": 0.0}
-        return torch.optim.AdamW([{"params": [p for p in own if p.ndim > 1]}, vectors])
+        grouped_parameters = [p for p in model.parameters() if held or p.numel()]
+        vectors = {"params": [p for p in grouped_parameters if p.ndim < 2], "weight_decay": 0.0}
+        return torch.optim.AdamW([{"params": [p for p in grouped_parameters if p.ndim > 1]}, vectors])
 
     model = with_block(lambda block, x: plainly(block, block.spare(x)))
     model.blocks[2].spare = part()

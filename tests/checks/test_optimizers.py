@@ -233,8 +233,8 @@ def test_gains_that_share_a_group_with_an_embedding_are_misplaced():
         named = list(model.named_parameters())
         outside = [p for n, p in named if n.startswith(("embed", "norm"))]
         matrices = [p for n, p in named if p.ndim == 2 and not n.startswith("embed")]
-        rest = [p for n, p in named if p.ndim == 1 and not n.startswith("norm")]
-        return AdamW([{"params": matrices}, {"params": outside}, {"params": rest, "weight_decay": 0.0}])
+        vectors = [p for n, p in named if p.ndim == 1 and not n.startswith("norm")]
+        return AdamW([{"params": matrices}, {"params": outside}, {"params": vectors, "weight_decay": 0.0}])
 
     assert first(with_optimizer(make, "groups")) == ("groups", "norm.weight")
 
@@ -547,8 +547,8 @@ class Patches(nn.Module):
         self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, 7)
 
     def forward(self, x: Tensor) -> Tensor:
-        own = (self.cls.expand(len(x), -1, -1), self.registers.expand(len(x), -1, -1))
-        h = torch.cat((*own, self.read(x) + self.places), 1)
+        tokens = (self.cls.expand(len(x), -1, -1), self.registers.expand(len(x), -1, -1))
+        h = torch.cat((*tokens, self.read(x) + self.places), 1)
         for block in self.blocks:
             h = block(h)
         return self.head(self.norm(h.mean(1)))

@@ -50,5 +50,5 @@ def test_what_is_allowed_explains_nothing():
 
 def test_no_failure_is_lost():
     every = failures(*PROPERTIES, *PROPERTIES)
-    kept = [one for v in folded(every) for one in (v, *v.follows)]
+    kept = [shown for failure in folded(every) for shown in (failure, *failure.follows)]
     assert len(kept) == len(every)

@@ -24,10 +24,10 @@ from normlab.setups.setup import Setup
 from normlab.trace.rates import rates_of
 from normlab.trace.restore import same_globals
 
-from .tiny import Decoder, Whole, first, groups, loss_of, report_of, sound, tokens
+from .tiny import Decoder, StepFunction, first, groups, loss_of, report_of, sound, tokens
 
 
-def scheduled(make: Callable[[Optimizer], Any], whole: Whole | None = sound, **setup: Any) -> Any:
+def scheduled(make: Callable[[Optimizer], Any], train_step: StepFunction | None = sound, **setup: Any) -> Any:
     torch.manual_seed(0)
     model = Decoder()
     optimizer = groups(model)
@@ -37,7 +37,7 @@ def scheduled(make: Callable[[Optimizer], Any], whole: Whole | None = sound, **s
             "model": model,
             "optimizer": optimizer,
             "scheduler": make(optimizer),
-            "step": whole,
+            "step": train_step,
             "lr": 1e-3,
             **setup,
         },
@@ -126,12 +126,12 @@ def test_a_constant_rate_of_another_optimizer_hides_no_schedule(planned: int, *,
 
 @pytest.mark.parametrize("order", ["step,schedule,schedule", "schedule,step"])
 def test_the_scheduler_is_stepped_once_after_the_optimizer(order: str):
-    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+    def train_step(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         loss_of(model, ids).backward()
         for act in order.split(","):
             (optimizer if act == "step" else scheduler).step()
 
-    report = scheduled(lambda o: LambdaLR(o, lambda i: 1.0), whole)
+    report = scheduled(lambda o: LambdaLR(o, lambda i: 1.0), train_step)
     assert first(report) == ("schedule", "scheduler")
 
 
@@ -212,11 +212,11 @@ def test_a_slow_decay_in_the_optimizer_is_a_note():
     assert [note.module for note in report.notes] == ["optimizer"]
 
 
-def by_hand(rate: Callable[[int, float], float]) -> Whole:
+def by_hand(rate: Callable[[int, float], float]) -> StepFunction:
     """Return a step that sets the rates itself, from its number and the present rate."""
     taken = [0]
 
-    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+    def train_step(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         optimizer.zero_grad()
         loss_of(model, ids).backward()
         for group in optimizer.param_groups:
@@ -224,7 +224,7 @@ def by_hand(rate: Callable[[int, float], float]) -> Whole:
         taken[0] += 1
         optimizer.step()
 
-    return whole
+    return train_step
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ def test_the_peak_of_a_schedule_that_is_resumed_may_lie_behind(
     scheduler = FALLING[kind](optimizer, share)
     for _ in range(40):
         sound(model, tokens(), optimizer, scheduler)
-    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": sound}
-    report = report_of("schedule", **given, lr=1e-3, declare={"steps": 100})
+    setup = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": sound}
+    report = report_of("schedule", **setup, lr=1e-3, declare={"steps": 100})
     assert (len(report.failures), len(report.notes)) == (failing, noted)
 
 
@@ -332,9 +332,9 @@ def test_a_schedule_that_is_resumed_must_last_for_the_steps_that_are_left():
     scheduler = OneCycleLR(optimizer, 1e-3, total_steps=60)
     for _ in range(40):
         sound(model, tokens(), optimizer, scheduler)
-    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": sound}
-    assert report_of("schedule", **given, declare={"steps": 60}).ok
-    assert not report_of("schedule", **given, declare={"steps": 100}).ok
+    setup = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": sound}
+    assert report_of("schedule", **setup, declare={"steps": 60}).ok
+    assert not report_of("schedule", **setup, declare={"steps": 100}).ok
 
 
 def test_rates_far_ahead_of_a_resumed_schedule_are_counted_from_its_first_step():
@@ -344,24 +344,24 @@ def test_rates_far_ahead_of_a_resumed_schedule_are_counted_from_its_first_step()
     for _ in range(taken):
         optimizer.step()
         scheduler.step()
-    given = Setup(
+    setup = Setup(
         model, tokens(), loss_of, optimizer=optimizer, scheduler=scheduler, declare={"steps": planned}
     )
     with same_globals():
-        found = rates_of(given)
-    assert found.steps[-1] > planned / 2
-    assert found.top == pytest.approx([1e-3 * (1 - (taken + i) / planned) for i in found.steps])
+        course = rates_of(setup)
+    assert course.steps[-1] > planned / 2
+    assert course.top == pytest.approx([1e-3 * (1 - (taken + i) / planned) for i in course.steps])
 
 
 def test_a_schedule_that_the_step_leaves_alone_may_count_something_else():
-    given = resumed(with_schedule=False)
+    setup = resumed(with_schedule=False)
 
-    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+    def without_scheduler(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         optimizer.zero_grad()
         loss_of(model, ids).backward()
         optimizer.step()
 
-    assert report_of("schedule", **given | {"step": whole}).ok
+    assert report_of("schedule", **setup | {"step": without_scheduler}).ok
 
 
 @pytest.mark.parametrize("first_share", [0.0, 0.1])

@@ -17,16 +17,16 @@ from torch.optim import SGD, AdamW, Optimizer
 from normlab.setups.setup import Setup
 from normlab.trace.step_under_test import StepUnderTest
 
-from .tiny import Decoder, Whole, first, groups, loss_of, report_of, sound, tokens
+from .tiny import Decoder, StepFunction, first, groups, loss_of, report_of, sound, tokens
 
 
-def with_step(whole: Whole, *names: str, **setup: Any) -> Any:
+def with_step(train_step: StepFunction, *names: str, **setup: Any) -> Any:
     torch.manual_seed(0)
     model = Decoder()
-    return report_of(*names, **{"model": model, "optimizer": groups(model), "step": whole, **setup})
+    return report_of(*names, **{"model": model, "optimizer": groups(model), "step": train_step, **setup})
 
 
-def faulty(before: str = "", between: str = "", after: str = "", divisor: float = 2) -> Whole:
+def faulty(before: str = "", between: str = "", after: str = "", divisor: float = 2) -> StepFunction:
     """A step of two micro-batches with something done before, between and after its backward passes."""
     acts: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
         "zero": lambda m, o: o.zero_grad(),
@@ -37,7 +37,7 @@ def faulty(before: str = "", between: str = "", after: str = "", divisor: float 
         "eval": lambda m, o: m.eval(),
     }
 
-    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+    def train_step(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         model.train()
         for act in filter(None, before.split(",")):
             acts[act](model, optimizer)
@@ -48,7 +48,7 @@ def faulty(before: str = "", between: str = "", after: str = "", divisor: float 
         for act in filter(None, after.split(",")):
             acts[act](model, optimizer)
 
-    return whole
+    return train_step
 
 
 def by_hand(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
@@ -85,14 +85,14 @@ def padded_loss(model: nn.Module, ids: Tensor) -> Tensor:
     return F.cross_entropy(model(ids[:, :-1].clamp_min(0)).transpose(1, 2), ids[:, 1:], ignore_index=-100)
 
 
-@pytest.mark.parametrize("whole", [sound, by_hand, scaled])
-def test_a_sound_step_sees_the_gradient_of_the_whole_batch(whole: Whole):
-    report = with_step(whole, "step", "repeats", "overfit")
+@pytest.mark.parametrize("train_step", [sound, by_hand, scaled])
+def test_a_sound_step_sees_the_gradient_of_the_whole_batch(train_step: StepFunction):
+    report = with_step(train_step, "step", "repeats", "overfit")
     assert report.holds == ("step", "repeats", "overfit")
 
 
 @pytest.mark.parametrize(
-    "whole",
+    "train_step",
     [
         faulty("zero", "", ""),  # never steps
         faulty("zero", "step", ""),  # steps twice
@@ -106,12 +106,12 @@ def test_a_sound_step_sees_the_gradient_of_the_whole_batch(whole: Whole):
         faulty("eval,zero", "", "step"),  # in evaluation mode
     ],
 )
-def test_a_faulty_step_is_named(whole: Whole):
-    assert first(with_step(whole, "step", "repeats")) == ("step", "step")
+def test_a_faulty_step_is_named(train_step: StepFunction):
+    assert first(with_step(train_step, "step", "repeats")) == ("step", "step")
 
 
 def test_uneven_micro_batches_weigh_their_tokens_alike():
-    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+    def train_step(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         optimizer.zero_grad()
         for part in ids.chunk(2):
             (padded_loss(model, part) / 2).backward()
@@ -124,7 +124,7 @@ def test_uneven_micro_batches_weigh_their_tokens_alike():
             (padded_loss(model, part) * share).backward()
         optimizer.step()
 
-    assert first(with_step(whole, "step", batches=padded(), loss=padded_loss)) == ("step", "step")
+    assert first(with_step(train_step, "step", batches=padded(), loss=padded_loss)) == ("step", "step")
     assert with_step(weighted, "step", batches=padded(), loss=padded_loss).holds == ("step",)
 
 
@@ -133,20 +133,20 @@ def test_a_sum_may_be_divided_by_what_it_counts(divisor: int, names: tuple[str, 
     def summed(model: nn.Module, ids: Tensor) -> Tensor:
         return F.cross_entropy(model(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="sum")
 
-    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+    def train_step(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         model.train()
         optimizer.zero_grad()
         for part in ids.chunk(2):
             (summed(model, part) / divisor).backward()
         optimizer.step()
 
-    report = with_step(whole, "step", "reduction", loss=summed)
+    report = with_step(train_step, "step", "reduction", loss=summed)
     assert tuple(v.property for v in report.failures) == names
 
 
 def test_weights_that_move_between_passes_cannot_be_compared():
     def sharpness_aware(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
-        own = [p.detach().clone() for p in model.parameters()]
+        before = [p.detach().clone() for p in model.parameters()]
         loss_of(model, ids).backward()
         with torch.no_grad():
             for p in model.parameters():
@@ -154,8 +154,8 @@ def test_weights_that_move_between_passes_cannot_be_compared():
         optimizer.zero_grad()
         loss_of(model, ids).backward()
         with torch.no_grad():
-            for p, before in zip(model.parameters(), own, strict=True):
-                p.copy_(before)
+            for p, value in zip(model.parameters(), before, strict=True):
+                p.copy_(value)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -179,10 +179,10 @@ class Averaged(Decoder):
             self.slow.weight.mul_(0.9).add_(self.head.weight, alpha=0.1)
 
 
-def followed(when: str) -> Whole:
+def followed(when: str) -> StepFunction:
     """Return a step of two micro-batches in which the slow copy follows before, between or after them."""
 
-    def whole(model: Any, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+    def train_step(model: Any, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         optimizer.zero_grad()
         if when == "before":
             model.follow()
@@ -194,7 +194,7 @@ def followed(when: str) -> Whole:
         if when == "after":
             model.follow()
 
-    return whole
+    return train_step
 
 
 @pytest.mark.parametrize("when", ["before", "between", "after"])
@@ -209,13 +209,13 @@ def test_a_loss_that_draws_cannot_be_compared():
     def noisy(model: nn.Module, ids: Tensor) -> Tensor:
         return loss_of(model, torch.where(torch.rand(ids.shape[::-1]).T < 0.3, 0, ids))
 
-    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+    def train_step(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         optimizer.zero_grad()
         for part in ids.chunk(2):
             (noisy(model, part) / 2).backward()
         optimizer.step()
 
-    assert "step" in with_step(whole, "step", loss=noisy).untestable
+    assert "step" in with_step(train_step, "step", loss=noisy).untestable
 
 
 class Stateful(Decoder):
@@ -237,20 +237,20 @@ def test_a_model_that_remembers_does_not_repeat():
 def test_a_step_that_counts_does_not_repeat():
     count = itertools.count(1)
 
-    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+    def train_step(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         optimizer.zero_grad()
         (loss_of(model, ids) / next(count)).backward()
         optimizer.step()
 
-    assert first(with_step(whole, "repeats")) == ("repeats", "step")
+    assert first(with_step(train_step, "repeats")) == ("repeats", "step")
 
 
 def test_a_step_that_writes_into_the_batch_is_named():
-    def whole(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+    def train_step(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         ids[:, 0] = 0
         sound(model, ids, optimizer, scheduler)
 
-    assert first(with_step(whole, "repeats")) == ("repeats", "step")
+    assert first(with_step(train_step, "repeats")) == ("repeats", "step")
 
 
 def test_a_step_that_insists_on_its_precision_is_compared_up_to_its_rounding():
@@ -274,8 +274,8 @@ class Noting(SGD):
 
 def test_a_small_batch_is_learnt_at_rates_that_rise_over_ten_steps():
     Noting.rates.clear()
-    given = Setup(Decoder(0.0), tokens(), loss_of, optimizer=lambda m: Noting(m.parameters(), lr=0.1))
-    StepUnderTest(given).whole_step.dry_run().losses(tokens(), [0.5])
+    setup = Setup(Decoder(0.0), tokens(), loss_of, optimizer=lambda m: Noting(m.parameters(), lr=0.1))
+    StepUnderTest(setup).whole_step.dry_run().losses(tokens(), [0.5])
     assert Noting.rates[:10] == pytest.approx([0.05 * number for number in range(1, 11)])
 
 

@@ -88,8 +88,8 @@ class CosinesAndSines(LearntAngles):
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         angles = torch.arange(q.shape[-2])[:, None] * torch.ones(q.shape[-1])
         q, k = (
-            torch.cat([x * one.cos(), x * one.sin()], -1)
-            for x, one in ((q, angles), (k, angles + self.angle))
+            torch.cat([x * turned_by.cos(), x * turned_by.sin()], -1)
+            for x, turned_by in ((q, angles), (k, angles + self.angle))
         )
         return Attending.scores(self, q, k)
 

@@ -67,9 +67,9 @@ def groups(model: nn.Module, rate: float = 1e-3) -> torch.optim.AdamW:
 def report_of(*names: str, **setup: Any) -> Report:
     """Test properties by these names on a tiny training step, which may have other parts."""
     torch.manual_seed(0)
-    given = Setup(**{"model": Decoder(), "batches": tokens(), "loss": loss_of, **setup})
-    with restored(given), same_globals(), same_random_state(0):
-        return examine(StepUnderTest(given), [p for p in properties() if p.name in names])
+    whole_setup = Setup(**{"model": Decoder(), "batches": tokens(), "loss": loss_of, **setup})
+    with restored(whole_setup), same_globals(), same_random_state(0):
+        return examine(StepUnderTest(whole_setup), [p for p in properties() if p.name in names])
 
 
 def first(report: Report) -> tuple[str, str]:
@@ -77,7 +77,7 @@ def first(report: Report) -> tuple[str, str]:
     return (report.failures[0].property, report.failures[0].module) if report.failures else ("", "")
 
 
-Whole = Callable[[nn.Module, Any, Any, Any], Any]
+StepFunction = Callable[[nn.Module, Any, Any, Any], Any]
 
 
 def sound(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> Tensor:

@@ -138,7 +138,7 @@ def test_a_paper_of_ones_own_is_one_file_and_a_function_for_a_new_measure(here):
     (here / "xiong2020.toml").write_text(PAPER)
     taken = normlab("papers", "--paper", "xiong2020.toml", cwd=here)
     assert taken.returncode == 2
-    assert "the paper 'xiong2020' is there already" in taken.stderr
+    assert "the paper name 'xiong2020' is taken" in taken.stderr
     (here / "torn.toml").write_text(PAPER[:300])
     torn = normlab("papers", "--paper", "torn.toml", cwd=here)
     assert torn.returncode == 2

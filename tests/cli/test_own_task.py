@@ -183,6 +183,7 @@ class Parity(Task, name="parity"):
         return 0.1, 0.1
 
 
+@CONFIGS.register()
 def parity():
     sizes = {"dim": 32, "ffn_dim": 64, "heads": 2, "encoder_layers": 2, "decoder_layers": 0}
     return Config(
@@ -195,7 +196,6 @@ def parity():
     )
 
 
-CONFIGS["parity"] = parity
 '''
 OWN = ["--import", "own.parity"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from normlab.base.registry import Registry
 from normlab.nn import reference
 from normlab.nn.kernels import ops
-from normlab.nn.registry import Registry
 from normlab.trace.tensors import counts
 from oracles.derivative import derivative
 

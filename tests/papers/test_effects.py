@@ -11,7 +11,7 @@ from scipy import stats
 from normlab.errors import UserError
 from normlab.judging.statistics import MetricScale, contrasts
 from normlab.lab.tasks import TASKS
-from normlab.papers.effects import BLEU, EFFECTS, METRICS, effect_named
+from normlab.papers.effects import BLEU, EFFECTS, METRICS
 from normlab.papers.regimes import Regime, Run, Setting
 
 SETTING = Setting("small", "Made up.", "It is small.")
@@ -28,7 +28,7 @@ def regime(*runs, **more):
 
 
 def effect(name, rows, **arguments):
-    return effect_named(name)(rows, arguments)
+    return EFFECTS[name](rows, arguments)
 
 
 def test_a_difference_is_that_of_pairs_on_the_metric_s_scale():

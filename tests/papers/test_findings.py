@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from normlab.base.files import read_toml
-from normlab.diagnosis.studies.gradients import MATRICES
+from normlab.base.roles import MATRIX_KINDS
 from normlab.papers import ARTEFACTS
 from normlab.papers.effects import EFFECTS
 from normlab.papers.finding import ANSWERS, PAPERS, faults, own_findings, reviewed
@@ -78,7 +78,7 @@ def test_a_planned_effect_reads_the_lines_that_its_runs_will_leave(piece):
     """Made-up lines, with the fields and the matrices that an experiment writes."""
     files = [RESULTS / name / REGIME_FILE for name in piece.regime.sources]
     steps = {step for file in files if file.exists() for step in read_toml(file).get("measure_at", ())}
-    matrices = {f"{role} {kind}" for role in ("self_attention", "ffn") for kind in MATRICES}
+    matrices = {f"{role} {kind}" for role in ("self_attention", "ffn") for kind in MATRIX_KINDS}
     stacks = {stack: {matrix: [1.0, 2.0] for matrix in matrices} for stack in ("encoder", "decoder")}
     shares = {stack: {"i_beta_sq": [1.0, 2.0]} for stack in stacks}
     entry = {"gradients": {"mean_grad_l2": stacks}, "dependency": shares, "updates": stacks}

@@ -15,7 +15,7 @@ import transformers as tf
 
 import normlab
 from normlab.checks.check import examine, properties
-from normlab.checks.property import rank
+from normlab.checks.property import report_order
 from normlab.setups.huggingface import setup_from_configuration
 from normlab.trace.restore import restored, same_globals, same_random_state
 from normlab.trace.step_under_test import StepUnderTest
@@ -161,7 +161,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, name: str, mistake: Mistake) -> None:
 def first_failure(folder: Path, last: str, *, shrink: bool) -> str:
     """The property that fails first, of those up to a last one: what ranks after it cannot come before it."""
     setup = setup_from_configuration(folder, seed=1, shrink=shrink).setup
-    tested = [each for each in properties() if rank(each.name) <= rank(last)]
+    tested = [each for each in properties() if report_order(each.name) <= report_order(last)]
     with restored(setup), same_globals(), same_random_state(0):
         failures = examine(StepUnderTest(setup, budget_s=600.0), tested).failures
     return failures[0].property if failures else ""

@@ -1,4 +1,4 @@
-"""Properties that a project allows to fail: ``allow = ["groups"]`` under ``[tool.normlab.check]``."""
+"""Read which properties a project allows to fail: ``allow = ["groups"]`` under ``[tool.normlab.check]``."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def allowed_here(folder: Path) -> tuple[str, ...]:
 
 
 def _table(file: Path) -> Mapping[str, Any]:
+    """Return the table ``[tool.normlab.check]`` of a file; empty if there is none."""
     table: Any = read_toml(file)
     for name in TABLE:
         table = table.get(name, {})

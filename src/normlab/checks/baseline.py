@@ -1,4 +1,4 @@
-"""A baseline: what an earlier check's JSON says of each parameter, from which the model must not differ."""
+"""Baselines: name what has changed in the parameters since an earlier check, whose JSON describes them."""
 
 from __future__ import annotations
 
@@ -35,18 +35,21 @@ class _Kept:
 
 def parameters_of(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Return shape, type, size and tie of every parameter; ``tied`` is the first path at which it occurs."""
-    first: dict[int, str] = {}
-    return {
-        path: {
-            "shape": list(p.shape),
-            "dtype": str(p.dtype).removeprefix("torch."),
-            "trainable": p.requires_grad,
-            "tied": "" if (own := first.setdefault(id(p), path)) == path else own,
-            "rms": float(p.detach().double().square().mean().sqrt()) if p.numel() else 0.0,
+    described: dict[str, dict[str, Any]] = {}
+    first_path: dict[int, str] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.is_complex():  # has no size that a standard deviation could be compared with
+            continue
+        first = first_path.setdefault(id(parameter), path)
+        square = parameter.detach().double().square()
+        described[path] = {
+            "shape": list(parameter.shape),
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "trainable": parameter.requires_grad,
+            "tied": "" if first == path else first,
+            "rms": float(square.mean().sqrt()) if parameter.numel() else 0.0,
         }
-        for path, p in model.named_parameters(remove_duplicate=False)
-        if not p.is_complex()
-    }
+    return described
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -69,9 +72,9 @@ def changed_parameters(model: nn.Module, before: Baseline) -> Iterator[Violation
     """
     groups: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for path, what, how in _differences(model, before):
-        groups[".".join("*" if part.isdecimal() else part for part in path.split(".")), what].append(
-            (path, how)
-        )
+        # the same parameter of all blocks: h.0.attn.weight and h.1.attn.weight are h.*.attn.weight
+        pattern = ".".join("*" if part.isdecimal() else part for part in path.split("."))
+        groups[pattern, what].append((path, how))
     for changes in groups.values():
         path, how = changes[0]
         others = f", and {len(changes) - 1} others like it" if len(changes) > 1 else ""
@@ -79,6 +82,7 @@ def changed_parameters(model: nn.Module, before: Baseline) -> Iterator[Violation
 
 
 def _differences(model: nn.Module, before: Baseline) -> Iterator[tuple[str, str, str]]:
+    """Yield the path of each parameter that differs, what of it does, and how, in words."""
     now, parameters = parameters_of(model), dict(model.named_parameters(remove_duplicate=False))
     for path in dict.fromkeys([*now, *before]):
         if path not in before or path not in now:
@@ -89,6 +93,7 @@ def _differences(model: nn.Module, before: Baseline) -> Iterator[tuple[str, str,
             if old[name] != new[name]:
                 yield path, name, f"its {name} was {old[name] or 'none'}, and is {new[name] or 'none'}"
         if old["shape"] == new["shape"]:
+            # the old size is a draw, too: it was measured on as many entries
             start = Start(path, std=float(old["rms"]), entries=parameters[path].numel())
             if how := start.difference(parameters[path], len(now)):
                 yield path, "rms", how.replace("is declared", "was its size in the baseline")

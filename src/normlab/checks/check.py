@@ -1,4 +1,8 @@
-"""Test one training step against every property that applies."""
+"""Test one training step against every property that applies.
+
+``check`` makes a ``StepUnderTest`` of what the user gives, and ``examine`` asks one property after the other,
+within a budget. The budget decides which properties are reached, and never what is said of one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ from normlab.checks.property import (
     Skip,
     Violation,
     folded,
-    rank,
+    report_order,
     require_property,
 )
 from normlab.checks.report import Report
@@ -47,7 +51,9 @@ from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import unscanned, unwrap
 
 CHEAP: Final = (1, 8, 32)
-"""Numbers of passes: properties that take no more than these have their turn first."""
+"""Numbers of passes: properties that take no more than these have their turn first, so that a small budget
+reaches as many as it can.
+"""
 NOT_FINITE: Final = Skip("numbers are not finite", applies=True)
 """Why nothing else is judged where ``finite`` fails."""
 Progress = Callable[[str, int, int], None]
@@ -73,6 +79,15 @@ def check(
     whether a property is reached, never its verdict. ``allow`` names properties that may fail: their failures
     are shown, but do not count. The same arguments give the same report.
 
+    Args:
+        model: a module, a ``Setup``, or a trainer.
+        batch: what the model is called with; None if ``model`` holds it.
+        loss: ``loss(model, batch)``; None if the model computes it.
+        budget_s: seconds, above 0.
+        progress: is called before each property.
+        allow: names of properties.
+        setup: the other fields of a ``Setup``.
+
     Raises UserError for a setup that cannot be run: wrong kinds, unknown words, a model that raises.
 
     >>> report = normlab.check(model, batch, loss=loss, optimizer=optimizer)
@@ -80,12 +95,12 @@ def check(
     (True, 'check.html')
     """
     started = time.monotonic()
-    given = setup_of("check", model, batch, loss, setup)
+    step_setup = setup_of("check", model, batch, loss, setup)
     require_budget(budget_s)
     allowed = (allow,) if isinstance(allow, str) else tuple(allow)
     for name in allowed:
         require_property(name, "allow")
-    with guarded_step(given, budget_s, started) as (step, not_copied):
+    with guarded_step(step_setup, budget_s, started) as (step, not_copied):
         report = examine(step, properties(), progress, allowed)
         return replace(report, facts={**report.facts, **not_copied})
 
@@ -98,25 +113,31 @@ def require_budget(budget_s: object) -> None:
 
 @contextmanager
 def guarded_step(
-    given: Setup, budget_s: float, started: float
+    setup: Setup, budget_s: float, started: float
 ) -> Iterator[tuple[StepUnderTest, Mapping[str, str]]]:
-    """Yield the step of a setup, which is left as it was after this block, and what could not be copied."""
-    require_memory(unwrap(given.model))
+    """Yield the step of a setup, which is left as it was after this block, and what could not be copied.
+
+    Args:
+        setup: the setup.
+        budget_s: seconds for the whole check.
+        started: when its clock began, by ``time.monotonic``.
+    """
+    require_memory(unwrap(setup.model))
     with ExitStack() as stack:
-        not_copied = stack.enter_context(restored(given))
+        not_copied = stack.enter_context(restored(setup))
         for guard in (same_globals(), same_random_state(0), unscanned()):
             stack.enter_context(guard)
-        if given.declare.init not in (None, "class") and not isinstance(given.declare.init, tuple):
+        if setup.declare.init not in (None, "class") and not isinstance(setup.declare.init, tuple):
             # reads the model's stream as a diagnosis does, which most checks need not load
             from normlab.checks.declared import resolved_init
 
-            given = resolved_init(given)
-        yield StepUnderTest(given, budget_s=budget_s, started=started), not_copied
+            setup = resolved_init(setup)
+        yield StepUnderTest(setup, budget_s=budget_s, started=started), not_copied
 
 
 def properties() -> list[Property]:
     """All properties, causes before consequences."""
-    return sorted(PROPERTIES.values(), key=lambda p: rank(p.name))
+    return sorted(PROPERTIES.values(), key=lambda tested: report_order(tested.name))
 
 
 def examine(
@@ -125,35 +146,43 @@ def examine(
     progress: Progress | None = None,
     allowed: tuple[str, ...] = (),
 ) -> Report:
-    """Test a step against these properties, the quick ones first."""
+    """Test a step against these properties, the quick ones first.
+
+    Args:
+        step: the step; it keeps what it computes for one property for the others.
+        tests: the properties, in any order.
+        progress: is called before each property.
+        allowed: names of properties whose failures are shown, but do not count.
+    """
     answers, seconds = list[Answer](), dict[str, float]()
     holds, skipped = list[str](), dict[str, Skip]()
     if "loss" not in step.setup.cannot:
         prepare(step)
-    for done, one in enumerate(sorted(tests, key=lambda p: (*_turn(step, p), rank(p.name)))):
+    in_turn = sorted(tests, key=lambda tested: (*_turn(step, tested), report_order(tested.name)))
+    for done, tested in enumerate(in_turn):
         if progress is not None:
-            progress(one.name, done, len(tests))
-        step.turn_to(one.group)
+            progress(tested.name, done, len(tests))
+        step.turn_to(tested.group)
         start = time.monotonic()
-        here, skip = answers_of(step, one)
-        seconds[one.name] = time.monotonic() - start
-        answers += here
-        if any(isinstance(answer, Violation) for answer in here):
-            if one.name == "finite":
-                skipped |= {p.name: NOT_FINITE for p in tests if p.name != "finite"}
-                break
-        elif skip is not None:
-            skipped[one.name] = skip
-        else:
-            holds.append(one.name)
-        if one.name == "finite":
+        its_answers, skip = answers_of(step, tested)
+        seconds[tested.name] = time.monotonic() - start
+        answers += its_answers
+        fails = any(isinstance(answer, Violation) for answer in its_answers)
+        if fails and tested.name == "finite":  # NaN equals nothing: every comparison would fail
+            skipped |= {other.name: NOT_FINITE for other in tests if other.name != "finite"}
+            break
+        if skip is not None and not fails:
+            skipped[tested.name] = skip
+        elif not fails:
+            holds.append(tested.name)
+        if tested.name == "finite":
             _ask_early(step, tests)
-    names = sorted(skipped, key=rank)
+    names = sorted(skipped, key=report_order)
     return Report(
         model=type(step.model).__name__,
-        failures=folded((one for one in answers if isinstance(one, Violation)), allowed),
-        notes=tuple(one for one in answers if isinstance(one, Note)),
-        holds=tuple(sorted(holds, key=rank)),
+        failures=folded((answer for answer in answers if isinstance(answer, Violation)), allowed),
+        notes=tuple(answer for answer in answers if isinstance(answer, Note)),
+        holds=tuple(sorted(holds, key=report_order)),
         untestable={name: reason_of(step, skipped[name], skipped.values()) for name in names},
         seconds=seconds,
         facts=describe(step),
@@ -166,10 +195,11 @@ def _ask_early(step: StepUnderTest, tests: Iterable[Property]) -> None:
     """Ask whether properties apply for which a few passes tell, as that is to depend on no budget. The step
     keeps the answers.
     """
-    for one in tests:
-        if one.asking.passes and not one.asking.steps and _seconds(step, one.asking) <= step.left_s:
+    for tested in tests:
+        takes_passes_alone = tested.asking.passes and not tested.asking.steps
+        if takes_passes_alone and _seconds(step, tested.asking) <= step.left_s:
             with suppress(Exception, OutOfTimeError), passes_until(Deadline(step.ends)):
-                one.applies(step)
+                tested.applies(step)
 
 
 def reason_of(step: StepUnderTest, skip: Skip, skipped: Iterable[Skip]) -> str:
@@ -181,10 +211,13 @@ def reason_of(step: StepUnderTest, skip: Skip, skipped: Iterable[Skip]) -> str:
     return f"{skip.reason}; a budget of {enough:.0f} s would reach all that apply{why_whole}"
 
 
-def _turn(step: StepUnderTest, one: Property) -> tuple[bool, int]:
+def _turn(step: StepUnderTest, tested: Property) -> tuple[bool, int]:
     """When a property has its turn: after the one that all others need, the cheaper the sooner."""
-    passes = one.passes if "loss" in step.setup.cannot else _seconds(step, one.cost) / step.estimates.pass_s
-    return one.name != "finite", sum(passes > most for most in CHEAP)
+    if "loss" in step.setup.cannot:
+        passes = tested.passes
+    else:
+        passes = _seconds(step, tested.cost) / step.estimates.pass_s
+    return tested.name != "finite", sum(passes > most for most in CHEAP)
 
 
 def _seconds(step: StepUnderTest, cost: Cost) -> float:
@@ -192,20 +225,24 @@ def _seconds(step: StepUnderTest, cost: Cost) -> float:
     return 0.0 if "loss" in step.setup.cannot else step.estimates.seconds_of(cost)
 
 
-def answers_of(step: StepUnderTest, one: Property) -> tuple[list[Answer], Skip | None]:
-    """The answers of a property, usually up to the first failure, and why it stopped."""
+def answers_of(step: StepUnderTest, tested: Property) -> tuple[list[Answer], Skip | None]:
+    """Return the answers of a property, usually up to the first failure, and why it stopped.
+
+    A property that nothing is known to be judged by raises Unknown, and does not apply. If anything else
+    keeps it from being judged, it applies, and counts as one that is left open.
+    """
     answers = list[Answer]()
-    for ability in sorted(one.uses & step.setup.cannot.keys()):
+    for ability in sorted(tested.uses & step.setup.cannot.keys()):
         return answers, Skip(step.setup.cannot[ability], applies=True)
     try:
         with passes_until(Deadline(step.ends)):
-            if _seconds(step, one.asking) <= max(step.left_s, 0.0):
-                one.applies(step)
-            _require_time(step, one)
-            _require_memory(step, one)
-            for answer in one.test(step) or ():
-                answers.append(replace(answer, property=answer.property or one.name))
-                if isinstance(answer, Violation) and not one.several:
+            if _seconds(step, tested.asking) <= max(step.left_s, 0.0):
+                tested.applies(step)
+            _require_time(step, tested)
+            _require_memory(step, tested)
+            for answer in tested.test(step) or ():
+                answers.append(replace(answer, property=answer.property or tested.name))
+                if isinstance(answer, Violation) and not tested.several:
                     break
     except OutOfTimeError:
         reason = "it takes longer than was estimated, and the time is over"
@@ -229,32 +266,33 @@ class TooLongError(UserError):
         self.lacks_s = lacks_s
 
 
-def _require_time(step: StepUnderTest, one: Property) -> None:
+def _require_time(step: StepUnderTest, tested: Property) -> None:
     """Raise TooLongError if a property takes longer than is left, and Unknown if no budget would suffice."""
-    needed, left = _seconds(step, one.cost), max(step.left_s, 0.0)
+    needed, left = _seconds(step, tested.cost), max(step.left_s, 0.0)
     if needed > left:
-        _begin_without_a_pass(step, one)
+        _begin_without_a_pass(step, tested)
         raise TooLongError(f"it takes about {needed:.2g} s, and {left:.2g} s are left", needed - left)
 
 
-def _begin_without_a_pass(step: StepUnderTest, one: Property) -> None:
+def _begin_without_a_pass(step: StepUnderTest, tested: Property) -> None:
     """Begin a test, up to its first pass. Raises Unknown if it says so far that it cannot be judged: so it is
     whatever the budget.
     """
     try:
-        with passes_until(Deadline(-math.inf)):
-            one.applies(step)
-            next(iter(one.test(step) or ()), None)
+        with passes_until(Deadline(-math.inf)):  # a deadline in the past: the first pass raises
+            tested.applies(step)
+            next(iter(tested.test(step) or ()), None)
     except Unknown:
         raise
     except (Exception, OutOfTimeError):
         return
 
 
-def _require_memory(step: StepUnderTest, one: Property) -> None:
+def _require_memory(step: StepUnderTest, tested: Property) -> None:
     """Raise UserError if a property of a large model takes more memory than is free."""
     if not step.large:
         return
-    needed = step.estimates.bytes_of(one.cost, gradient="gradient" in one.uses)
-    if needed > (free := available_bytes()):
+    needed = step.estimates.bytes_of(tested.cost, gradient="gradient" in tested.uses)
+    free = available_bytes()
+    if needed > free:
         raise UserError(f"it takes about {gibibytes(needed)} of memory, but only {gibibytes(free)} are free")

@@ -1,4 +1,7 @@
-"""What there is to know about each property: its equation, a public bug, what it misses, and what to do."""
+"""Explain each property: its equation, how it is tested, a public bug, what it misses, and what to do.
+
+The texts are in properties.toml. ``normlab explain`` prints them, and docs/check.md is written from them.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,11 @@ class Explanation:
 
     def lines(self, width: int = 100) -> list[str]:
         """The explanation as plain text."""
-        found = f"{self.bug or self.paper}: {self.source}"
+        cited = f"{self.bug or self.paper}: {self.source}"
         parts = {
             "as an equation": self.formulation,
             "how it is tested": self.test,
-            "a public bug" if self.bug else "a paper": found,
+            "a public bug" if self.bug else "a paper": cited,
             "what it cannot see": self.cannot_see,
             "what to do": self.advice,
         }
@@ -68,7 +71,9 @@ class Explanation:
             f"Cannot see: {self.cannot_see}",
             f"What to do: {self.advice}",
         ]
-        return "\n\n".join(p if p.startswith("```") else _filled(p, width) for p in paragraphs)
+        # code stays as it is
+        filled = (text if text.startswith("```") else _filled(text, width) for text in paragraphs)
+        return "\n\n".join(filled)
 
 
 def explanations() -> dict[str, Explanation]:
@@ -76,7 +81,7 @@ def explanations() -> dict[str, Explanation]:
     from normlab.checks.check import properties  # with torch, which the names alone do not need
 
     texts = _texts()
-    statements = {one.name: one.statement for one in properties()}
+    statements = {tested.name: tested.statement for tested in properties()}
     return {name: Explanation(name, statements[name], **texts[name]) for name in ORDER}
 
 

@@ -1,4 +1,8 @@
-"""Properties of a training step, each one small function; docs/check.md says how each is tested."""
+"""What a property of a training step is, and how its violations are put in order.
+
+A property is one small function of a ``StepUnderTest`` that yields what it finds wrong. The other modules of
+this room hold the functions; docs/check.md has the equation of each, and how it is tested.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from normlab.base.registry import Registry
 from normlab.errors import UserError, nearest
 from normlab.trace.budget import Cost
 from normlab.trace.facts import Unknown
@@ -41,6 +46,7 @@ class Note:
 
 
 Answer = Violation | Note
+"""What a test yields. Whoever runs the test fills in its property, so that no test repeats its own name."""
 Answers = Iterator[Answer]
 Test = Callable[["StepUnderTest"], Answers]
 """Yields failures and notes; raises ``Unknown`` if it cannot be tested, with what to declare or pass."""
@@ -91,7 +97,7 @@ class Property:
         return " ".join((self.test.__doc__ or "").split("\n\n")[0].split())
 
 
-PROPERTIES: Final[dict[str, Property]] = {}
+PROPERTIES: Final[Registry[Property]] = Registry("property")
 """By name, in the order in which their violations are reported: causes before consequences."""
 
 ORDER: Final = (
@@ -111,6 +117,7 @@ OF_RANKS: Final = (
 )  # fmt: skip
 """The properties of a step on several processes, which ``normlab.parallel`` tests."""
 
+# What a test may need of a step. Where a step lacks one of these, the property stays untested.
 AT_REST: Final[frozenset[Ability]] = frozenset()
 FORWARD: Final[frozenset[Ability]] = frozenset({"loss"})
 OTHER_BATCHES: Final[frozenset[Ability]] = frozenset({"loss", "batch"})
@@ -119,26 +126,34 @@ WHOLE_STEP: Final[frozenset[Ability]] = frozenset({"loss", "gradient", "step"})
 
 
 def property_of(group: str, *, explains: Iterable[str] = (), **settings: Any) -> Callable[[Test], Test]:
-    """Register a function of a ``StepUnderTest`` as a property by its own name; its docstring is the
-    statement.
+    """Register a function of a ``StepUnderTest`` as a property by its own name.
+
+    The first paragraph of its docstring is the statement of the property.
+
+    Args:
+        group: properties of one group use the same passes, which are released when the next group begins.
+        explains: names of properties that fail if this one does, and whose violations are folded under it.
+        settings: the other fields of ``Property``.
     """
 
-    def add(test: Test) -> Test:
-        name = test.__name__
-        PROPERTIES[name] = Property(name, group, test, frozenset(explains), **settings)
-        return test
+    def described(test: Test) -> Property:
+        return Property(test.__name__, group, test, frozenset(explains), **settings)
 
-    return add
+    return PROPERTIES.register_made(described)
 
 
 def require_property(name: str, where: str) -> None:
-    """Raise UserError, with the nearest name, unless a property, or one of the user's own, has this name."""
+    """Raise UserError, with the nearest name, unless a property, or one of the user's own, has this name.
+
+    ``PROPERTIES`` alone would not do: its names are there once the modules that hold the tests are imported,
+    and those of several processes once ``normlab.parallel`` is.
+    """
     known = dict.fromkeys((*ORDER, *OF_RANKS, *PROPERTIES))
     if name not in known:
         raise UserError(f"{where} names {name!r}, which is no property{nearest(name, known)}")
 
 
-def rank(name: str) -> int:
+def report_order(name: str) -> int:
     """The place of a property in the report; a property of the user's own comes last."""
     return ORDER.index(name) if name in ORDER else len(ORDER)
 
@@ -149,35 +164,42 @@ def folded(violations: Iterable[Violation], allowed: Collection[str] = ()) -> tu
     A cause has the first place among its own and those of what it explains. An allowed one explains nothing:
     what does not count must not hide what does.
     """
-    ordered = sorted(violations, key=lambda v: rank(v.property))
-    found = dict.fromkeys(v.property for v in ordered)
-    causes = {name: _cause_of(name, [n for n in found if n not in allowed]) for name in found}
+    ordered = sorted(violations, key=lambda violation: report_order(violation.property))
+    failed = dict.fromkeys(violation.property for violation in ordered)
+    may_explain = [name for name in failed if name not in allowed]
+    causes = {name: _cause_of(name, may_explain) for name in failed}
 
-    explained: dict[int, list[Violation]] = {
-        i: [] for i, v in enumerate(ordered) if causes[v.property] is None
-    }
-    first = {v.property: i for i, v in reversed(list(enumerate(ordered)))}
-    place = {i: rank(ordered[i].property) for i in explained}
-    for one in ordered:
-        cause = causes[one.property]
-        if cause is not None:
-            explained[first[cause]].append(one)
-            place[first[cause]] = min(place[first[cause]], rank(one.property))
-    return tuple(
-        replace(ordered[i], follows=tuple(explained[i]))
-        for i in sorted(explained, key=lambda i: (place[i], i))
-    )
+    # all of these by the number of a violation in ``ordered``
+    first: dict[str, int] = {}
+    explained: dict[int, list[Violation]] = {}
+    place: dict[int, int] = {}
+    for number, violation in enumerate(ordered):
+        first.setdefault(violation.property, number)
+        if causes[violation.property] is None:
+            explained[number] = []
+            place[number] = report_order(violation.property)
+    for violation in ordered:
+        cause = causes[violation.property]
+        if cause is None:
+            continue
+        number = first[cause]
+        explained[number].append(violation)
+        place[number] = min(place[number], report_order(violation.property))
+
+    numbers = sorted(explained, key=lambda number: (place[number], number))
+    return tuple(replace(ordered[number], follows=tuple(explained[number])) for number in numbers)
 
 
 def _cause_of(name: str, failed: Collection[str]) -> str | None:
     """Return the property among those that failed that explains this one, and that none of them explains."""
-    known = [name]
+    chain = [name]
     while True:
-        here = known[-1]
-        behind = [n for n in failed if here in PROPERTIES[n].explains and n not in known]
+        last = chain[-1]
+        # a property of the chain again would be a circle
+        behind = [other for other in failed if last in PROPERTIES[other].explains and other not in chain]
         if not behind:
-            return here if here != name else None
-        known.append(behind[0])
+            return last if last != name else None
+        chain.append(behind[0])
 
 
 def fail(module: str, evidence: str, advice: str = "") -> Violation:

@@ -1,4 +1,4 @@
-"""What a check says about a step."""
+"""What a check says about a step, as an object: for the terminal, as data, as a page, and in a notebook."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether no property fails that is not allowed to."""
-        return all(one.property in self.allowed for one in self.failures)
+        return all(failure.property in self.allowed for failure in self.failures)
 
     @property
     def judged(self) -> tuple[str, ...]:
         """The properties that hold or fail."""
-        failures = (found for one in self.failures for found in (one, *one.follows))
-        return (*self.holds, *dict.fromkeys(one.property for one in failures))
+        failed: list[str] = []
+        for failure in self.failures:
+            failed += [failure.property, *(consequence.property for consequence in failure.follows)]
+        return (*self.holds, *dict.fromkeys(failed))
 
     @property
     def applicable(self) -> tuple[str, ...]:
@@ -80,20 +82,25 @@ class Report:
             yield Line(
                 "advice", "    → the reasons stand below; where the time was over, a larger budget helps"
             )
-        for one in self.failures:
-            mark = "✗ allowed:" if one.property in self.allowed else "✗"
-            yield Line("failure", f"{mark} {one.property} at {one.module or 'the model'}: {one.evidence}")
-            if one.advice:
-                yield Line("advice", f"    → {one.advice}")
-            if one.follows:
-                places = (f"{v.property} at {v.module}".removesuffix(" at ") for v in one.follows)
-                yield Line("follows", f"    it explains {', '.join(dict.fromkeys(places))}")
+        for failure in self.failures:
+            yield from self._failure(failure)
         many = "property holds" if len(self.holds) == 1 else "properties hold"
         yield Line("holds", f"✓ {len(self.holds)} {many}: {', '.join(self.holds)}")
         yield from self._reasons("could not be tested, and apply", self.unjudged)
         yield from self._reasons("do not apply, as far as this step shows", self.inapplicable)
-        for n in self.notes:
-            yield Line("note", f"  note: {n.property} at {n.module or 'the model'}: {n.evidence}")
+        for note in self.notes:
+            yield Line("note", f"  note: {note.property} at {note.module or 'the model'}: {note.evidence}")
+
+    def _failure(self, failure: Violation) -> Iterator[Line]:
+        """Yield a failure, with what to do and what follows from it."""
+        mark = "✗ allowed:" if failure.property in self.allowed else "✗"
+        place = failure.module or "the model"
+        yield Line("failure", f"{mark} {failure.property} at {place}: {failure.evidence}")
+        if failure.advice:
+            yield Line("advice", f"    → {failure.advice}")
+        if failure.follows:
+            places = (f"{v.property} at {v.module}".removesuffix(" at ") for v in failure.follows)
+            yield Line("follows", f"    it explains {', '.join(dict.fromkeys(places))}")
 
     def _reasons(self, state: str, names: Collection[str]) -> Iterator[Line]:
         """Yield why properties were not judged, under what is said of all of them."""
@@ -121,9 +128,16 @@ class Report:
 
     def _repr_html_(self) -> str:
         """The failures and counts, for a notebook; what could not be tested is shown on request."""
-        shown = [line for line in self.lines() if line.kind != "untestable"]
-        bold = ("undecided", "failure", "holds")
-        head = "<br>".join(f"<b>{escape(x.text)}</b>" if x.kind in bold else escape(x.text) for x in shown)
-        rest = "".join(f"<li><b>{escape(n)}</b>: {escape(why)}</li>" for n, why in self.untestable.items())
+        shown: list[str] = []
+        for line in self.lines():
+            text = escape(line.text)
+            if line.kind in ("undecided", "failure", "holds"):
+                shown.append(f"<b>{text}</b>")
+            elif line.kind != "untestable":
+                shown.append(text)
+        html = f"<p>{'<br>'.join(shown)}</p>"
+        if not self.untestable:
+            return html
         count = f"{len(self.unjudged)} could not be tested, {len(self.inapplicable)} do not apply"
-        return f"<p>{head}</p>" + f"<details><summary>{count}</summary><ul>{rest}</ul></details>" * bool(rest)
+        reasons = (f"<li><b>{escape(n)}</b>: {escape(why)}</li>" for n, why in self.untestable.items())
+        return f"{html}<details><summary>{count}</summary><ul>{''.join(reasons)}</ul></details>"

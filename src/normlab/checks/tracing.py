@@ -1,4 +1,7 @@
-"""How the verdict on one property came about: facts, copies, passes and comparisons, then the answers."""
+"""How the verdict on one property came about: facts, copies, passes and comparisons, then the answers.
+
+It is for debugging a wrong verdict, in the order of CONTRIBUTING.md; ``normlab check --trace`` prints it.
+"""
 
 from __future__ import annotations
 
@@ -95,9 +98,9 @@ def trace_property(
     if name not in PROPERTIES:
         raise UserError(f"trace_property takes a property of one process, and {name} is one of several")
     started = time.monotonic()
-    given = setup_of("trace_property", model, batch, loss, setup)
+    step_setup = setup_of("trace_property", model, batch, loss, setup)
     require_budget(budget_s)
-    with guarded_step(given, budget_s, started) as (step, _):
+    with guarded_step(step_setup, budget_s, started) as (step, _):
         return trace_step(step, name)
 
 
@@ -105,7 +108,7 @@ def trace_step(step: StepUnderTest, name: str) -> PropertyTrace:
     """Test one property of a step, and note what led to the verdict."""
     chosen = PROPERTIES[name]
     facts, copies = tuple[ReadFact, ...](), None
-    shared = dict[str, Trace]()
+    shared = dict[str, Trace]()  # traces by name, so that a pass can say which one it changes, and how
     if "loss" not in step.setup.cannot:
         prepare(step)
         facts = tuple(read_facts(step))

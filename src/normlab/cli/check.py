@@ -68,7 +68,7 @@ class CheckCommand(ExaminedFlags):
 
     budget: Annotated[str, arg(help=BUDGET)] = "1min"
     declared: str = ""
-    """What you meant: a TOML file (causal, pad_id, …, starts by role or path), or a recipe for the starts."""
+    """What you meant: a TOML file (causal, pad_id, …, starts by kind or path), or a recipe for the starts."""
     allow: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="PROPERTY", help=ALLOW)] = ()
     baseline: Path | None = None
     """JSON of an earlier check, to compare the parameters with."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from normlab.base.registry import Registry
 from normlab.lab.config import (
     Config,
     DataConfig,
@@ -16,17 +17,11 @@ from normlab.lab.config import (
     parallel_files,
 )
 
-CONFIGS: Final[dict[str, Callable[[], Config]]] = {}
+CONFIGS: Final[Registry[Callable[[], Config]]] = Registry("configuration")
 """Each name, with the function that makes its configuration."""
 
 
-def preset(make: Callable[[], Config]) -> Callable[[], Config]:
-    """Register a function that makes a configuration under its own name."""
-    CONFIGS[make.__name__] = make
-    return make
-
-
-@preset
+@CONFIGS.register()
 def demo() -> Config:
     """6+6 layers of width 64: half a minute per run on one core, yet so deep that Post-LN needs warm-up."""
     return Config(
@@ -40,7 +35,7 @@ def demo() -> Config:
     )
 
 
-@preset
+@CONFIGS.register()
 def text() -> Config:
     """3+3 layers of width 256, for tens of thousands of short sentence pairs."""
     return Config(optim=OptimConfig(warmup_steps=400), train=TrainConfig(steps=4000, precision="auto"))
@@ -51,7 +46,7 @@ def _multi30k(entries: int) -> DataConfig:
     return parallel_files(DataConfig(vocab_size=entries), "multi30k", splits=splits, source="de", target="en")
 
 
-@preset
+@CONFIGS.register()
 def multi30k() -> Config:
     """3+3 layers of width 256, Pre-LN with FixNorm and ScaleNorm: less than half an hour on 2 cores."""
     return Config(
@@ -69,7 +64,7 @@ def multi30k() -> Config:
     )
 
 
-@preset
+@CONFIGS.register()
 def multi30k_small() -> Config:
     """3+3 layers of width 128: a base for comparing recipes, minutes per run on one core."""
     return Config(
@@ -80,7 +75,7 @@ def multi30k_small() -> Config:
     )
 
 
-@preset
+@CONFIGS.register()
 def gl_en() -> Config:
     """The last row of Table 3 as published: 4+4 layers of width 512, 8000 warm-up steps, dropout 0.4."""
     from normlab.papers.nguyen2019.bases import GL_EN
@@ -88,7 +83,7 @@ def gl_en() -> Config:
     return GL_EN
 
 
-@preset
+@CONFIGS.register()
 def gl_en_small() -> Config:
     """Fifteen minutes per run on one core: 4+4 layers of width 256, small batches, dropout 0.1."""
     from normlab.papers.nguyen2019.bases import GL_EN_SMALL
@@ -97,7 +92,7 @@ def gl_en_small() -> Config:
     return replace(GL_EN_SMALL, optim=optim, train=replace(GL_EN_SMALL.train, precision="auto"))
 
 
-@preset
+@CONFIGS.register()
 def language_model() -> Config:
     """A decoder of 4 layers of width 256, for a few hundred thousand words: AdamW that decays only matrices,
     betas (0.9, 0.95), no dropout.
@@ -122,7 +117,7 @@ def language_model() -> Config:
     )
 
 
-@preset
+@CONFIGS.register()
 def bert() -> Config:
     """A Pre-LN encoder of 4 layers of width 64, rows of 32 tokens, 500 vocabulary entries: minutes per run on
     one core.
@@ -139,13 +134,13 @@ def bert() -> Config:
     return replace(BERT, data=data, train=replace(BERT.train, precision="auto"))
 
 
-@preset
+@CONFIGS.register()
 def classification() -> Config:
     """Your own labelled pairs of sentences: 700 batches of 16."""
     return _tuned(DataConfig(tokenizer="", block_len=128), steps=700)
 
 
-@preset
+@CONFIGS.register()
 def mrpc() -> Config:
     """Paraphrase or not, 3,668 training pairs, dev 408 of these, the official test: 3 epochs of batches of
     16.
@@ -153,7 +148,7 @@ def mrpc() -> Config:
     return _tuned("MRPC", steps=3 * 230)
 
 
-@preset
+@CONFIGS.register()
 def rte() -> Config:
     """Entailed or not, 2,241 training pairs and 249 of the same set as dev, GLUE's dev as the test: 3 epochs
     of batches of 16.

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from normlab.base.chart import StudyChart
+from normlab.base.registry import Registry
 from normlab.diagnosis.presets import PRESETS, require_preset
 from normlab.diagnosis.subject import SMALL_TOKENS, Subject
 from normlab.diagnosis.tables import Table, Tables, Value
 from normlab.diagnosis.wording import format_number
-from normlab.errors import UserError, nearest
+from normlab.errors import UserError
 
 XIONG: Final = "Xiong et al. 2020, {} (arXiv 2002.04745)"
 LIU: Final = "Liu et al. 2020, {} (arXiv 2004.08249)"
@@ -95,13 +96,16 @@ class Study:
         return words | {"charts": [chart.to_plain() for chart in self.charts]}
 
 
-_STUDIES: Final[dict[str, Study]] = {}
+_STUDIES: Final[Registry[Study]] = Registry("study")
 
 
 def register(study: Study) -> Study:
-    """Add a study to every diagnosis whose preset includes it. Raises UserError if its name is taken."""
-    if _STUDIES.setdefault(study.name, study) is not study:
-        raise UserError(f"the study name {study.name!r} is taken; give yours another")
+    """Add a study to every diagnosis whose preset includes it. Raises UserError if its name is taken.
+
+    It takes an object and decorates no function: a study is a measurement with rules and charts of its own,
+    which its file defines one after the other and puts together at the end.
+    """
+    _STUDIES[study.name] = study
     return study
 
 
@@ -114,11 +118,8 @@ def registered(preset: str = PRESETS[-1]) -> list[Study]:
 
 def studies_named(names: Iterable[str]) -> list[Study]:
     """Return the studies of these names, in their order. Raises UserError for an unknown name."""
-    wanted = list(names)
-    for name in wanted:
-        if name not in _STUDIES:
-            raise UserError(f"there is no study {name!r}{nearest(name, _STUDIES)}")
-    return [study for study in registered() if study.name in wanted]
+    wanted = [_STUDIES[name] for name in names]
+    return [study for study in registered() if study in wanted]
 
 
 def find(tables: Mapping[str, Table], lr: float | None = None) -> tuple[Finding, ...]:

@@ -30,7 +30,7 @@ from normlab.judging.kept import RECORD, scored
 from normlab.judging.ledger import Ledger, Question, Score
 from normlab.judging.logs import compiled, last_lines
 from normlab.judging.run import FAILED, ScoreOptions, Take
-from normlab.judging.runner import Process, Runs, place
+from normlab.judging.runner import PLACES, Process, Runs
 from normlab.judging.sequential import Decision, Judge
 from normlab.judging.statistics import mean_margin
 
@@ -67,7 +67,7 @@ class _Experimenter:
         self.request, self.progress = request, progress
         self.pattern = compiled(request.metric)
         self.options = ScoreOptions(take=Take.of(request.take), higher_is_better=request.higher_is_better)
-        self.place = place(request.on)
+        self.place = PLACES[request.on]
         texts = {BASELINE: request.baseline, CANDIDATE: request.candidate}
         self.commands = {
             side: Command.of(text, request.depends, name=f"--{side}") for side, text in texts.items()

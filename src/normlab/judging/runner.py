@@ -17,11 +17,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from normlab.base.files import read_json, sync, write_json_atomic
 from normlab.base.io import from_plain
-from normlab.errors import UserError, nearest
+from normlab.base.registry import Registry
 from normlab.judging.command import Command
 
 SCRIPT: Final = '"$@"; code=$?; echo $code > "$0/exit.new" && mv "$0/exit.new" "$0/exit"'
@@ -86,29 +86,11 @@ class Process(ABC):
 
 Place = Callable[[Sequence[str], RunFolder], Process]
 """Starts the words of a command for a run's folder, which is there and empty but for its lock."""
-PLACES: Final[dict[str, Place]] = {}
+PLACES: Final[Registry[Place]] = Registry("place for --on")
 """Where runs can be trained, by what is typed after --on; ``normlab.lab`` adds Ray."""
-P = TypeVar("P", bound=Place)
 
 
-def runs_on(name: str) -> Callable[[P], P]:
-    """Decorate a place: it is what ``name`` after --on means."""
-
-    def register(place: P) -> P:
-        PLACES[name] = place
-        return place
-
-    return register
-
-
-def place(name: str) -> Place:
-    """Return a place by name. Raises UserError with the nearest name if there is none."""
-    if name not in PLACES:
-        raise UserError(f"--on names {name!r}{nearest(name, PLACES)}")
-    return PLACES[name]
-
-
-@runs_on("local")
+@PLACES.register("local")
 class LocalProcess(Process):
     """A run on this machine, in a process group of its own, so that Ctrl-C reaches it through us alone."""
 

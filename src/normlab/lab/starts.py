@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from torch import Tensor
 
-from normlab.checks.declared import FILE, Place, read_places
+from normlab.checks.declared import FILE, PlacedPart, read_parts
 from normlab.diagnosis import StackView, Structure
 from normlab.errors import UserError
 from normlab.lab.config import Config, ModelConfig
@@ -22,7 +22,7 @@ from normlab.setups.setup import Setup
 from normlab.trace.starts import Start
 
 _Key: TypeAlias = tuple[str, int | None, str]
-"""A matrix by its stack, the index of its sublayer there, and its role."""
+"""A matrix by its stack, the index of its sublayer there, and its kind."""
 _EMBEDDING: Final[_Key] = ("", 0, "embedding")
 
 
@@ -36,21 +36,21 @@ def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
         raise UserError(
             f"{recipe!r} declares nothing: it is neither a file nor a recipe that is defined: {error}"
         ) from error
-    structure, places = read_places(setup, stream=True)
-    sizes = _read_sizes(structure, places)
+    structure, parts = read_parts(setup, stream=True)
+    sizes = _read_sizes(structure, parts)
     config = resolve(recipe, replace(Config(), model=sizes.config)).model
     kind = MODELS[bool(config.encoder_layers), bool(config.decoder_layers)]
     draws = _draws(build_model(kind, config, max(sizes.table.shape), 0))
-    keys: list[tuple[Place, _Key]] = []
-    for place in places:
-        if place.matrix and place.stack:
-            keys.append((place, (sizes.stacks[place.stack], place.index, place.part.kind)))
+    keys: list[tuple[PlacedPart, _Key]] = []
+    for part in parts:
+        if part.is_matrix and part.stack:
+            keys.append((part, (sizes.stacks[part.stack], part.index, part.part.kind)))
     keys.append((sizes.table, _EMBEDDING))
     starts = []
-    for place, key in keys:
+    for part, key in keys:
         if key in draws:
             std, entries = draws[key]
-            starts.append(Start(place.path, std=std, entries=entries, part=place.part))
+            starts.append(Start(part.path, std=std, entries=entries, part=part.part))
     return tuple(starts)
 
 
@@ -60,8 +60,8 @@ def _draws(model: TokenModel) -> dict[_Key, tuple[float, int]]:
     for sublayer in model.modules():
         if not isinstance(sublayer, Sublayer) or not isinstance(sublayer.f, Branch):
             continue
-        for role, weight in sublayer.f.matrices().items():
-            draws[sublayer.site.stack, sublayer.site.index, role] = _draw_of(weight)
+        for kind, weight in sublayer.f.matrices().items():
+            draws[sublayer.site.stack, sublayer.site.index, kind] = _draw_of(weight)
     draws[_EMBEDDING] = _draw_of(model.embedding.vectors())
     return draws
 
@@ -79,24 +79,24 @@ class _Sizes:
     """Keys and values get one head, which changes no shape."""
     stacks: Mapping[str, str]
     """Our name of each stack; a single one is a decoder."""
-    table: Place
+    table: PlacedPart
     """The largest table of embeddings."""
 
 
-def _read_sizes(structure: Structure, places: Sequence[Place]) -> _Sizes:
-    tables = [place for place in places if place.part.kind == "embedding" and place.matrix]
+def _read_sizes(structure: Structure, parts: Sequence[PlacedPart]) -> _Sizes:
+    tables = [part for part in parts if part.part.kind == "embedding" and part.is_matrix]
     if not tables:
         raise UserError(f"the model has no embedding matrix, whose rows are the vocabulary; {FILE}")
-    table = max(tables, key=lambda place: max(place.shape))
+    table = max(tables, key=lambda part: max(part.shape))
     dim = min(table.shape)
     layers_in_all = sum(_layers_in(stack) for stack in structure.stacks)
-    query = _width("query", places, dim, layers_in_all)
-    key = _width("key", places, dim, layers_in_all)
+    query = _width("query", parts, dim, layers_in_all)
+    key = _width("key", parts, dim, layers_in_all)
     stacks, layers = _read_stacks(structure)
     config = replace(
         Config().model,
         dim=dim,
-        ffn_dim=_width("ffn_out", places, dim, layers_in_all),
+        ffn_dim=_width("ffn_out", parts, dim, layers_in_all),
         heads=query // key if query % key == 0 else 1,
         kv_heads=1,
         encoder_layers=layers["encoder"],
@@ -105,9 +105,9 @@ def _read_sizes(structure: Structure, places: Sequence[Place]) -> _Sizes:
     return _Sizes(config, stacks, table)
 
 
-def _width(role: str, places: Sequence[Place], dim: int, layers: int) -> int:
-    """Return the width beside the stream's that all matrices of a role share, at least one in each layer."""
-    shapes = [p.shape for p in places if p.matrix and p.stack and p.part.kind == role]
+def _width(kind: str, parts: Sequence[PlacedPart], dim: int, layers: int) -> int:
+    """Return the width beside the stream's that all matrices of a kind share, at least one in each layer."""
+    shapes = [p.shape for p in parts if p.is_matrix and p.stack and p.part.kind == kind]
     widths: set[int] = set()
     for shape in shapes:
         if len(shape) == 2 and dim in shape:
@@ -116,7 +116,7 @@ def _width(role: str, places: Sequence[Place], dim: int, layers: int) -> int:
     if len(widths) != 1 or len(shapes) < layers:
         seen = sorted({"×".join(map(str, shape)) for shape in shapes})
         raise UserError(
-            f"the model shows no {role} matrices of one width beside the stream's {dim}, but "
+            f"the model shows no {kind} matrices of one width beside the stream's {dim}, but "
             f"{', '.join(seen) or 'none'}; {FILE}"
         )
     return widths.pop()

@@ -4,6 +4,7 @@ Pure torch: it imports only ``base`` and ``errors``. ``optim``, ``lab`` and ``pa
 instruments ``scaling``, in one module.
 """
 
+from normlab.base.roles import ROLES
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import (
     EMBEDDING_SCALES,
@@ -34,7 +35,7 @@ from normlab.nn.placement.scaled import Admin, DeepNorm, LayerScale
 from normlab.nn.placement.streamed import SiameseNorm
 from normlab.nn.position import PositionEncoding
 from normlab.nn.query_key import QueryKeyNorm
-from normlab.nn.roles import ROLES, ParameterRole, parameter_roles
+from normlab.nn.roles import ParameterRole, parameter_roles
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER, Site, sites, stack_of
 from normlab.nn.sublayer import Attention, Branch, FeedForward, Stack, Sublayer, build_stack, shards, wrap
 

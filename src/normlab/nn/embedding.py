@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.base.model_config import ModelConfig
+from normlab.base.registry import Registered, Registry
 from normlab.nn.kernels.linear import linear
-from normlab.nn.registry import Registered, Registry
 
 EMBEDDING_SCALES: Registry[Callable[[int], float]] = Registry("embedding scale")
 """The factor on the input embeddings, given the width of the stream."""

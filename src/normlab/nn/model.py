@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.base.model_config import ModelConfig
+from normlab.base.registry import Registered, Registry
 from normlab.errors import UserError
 from normlab.nn.context import Cache, Context
 from normlab.nn.embedding import Embedding, LogitMap, PlainEmbedding, build_embedding
@@ -20,7 +21,6 @@ from normlab.nn.norm import Norm
 from normlab.nn.parametrisation import Parametrisation, scaled
 from normlab.nn.placement.base import Placement
 from normlab.nn.position import PositionEncoding
-from normlab.nn.registry import Registered, Registry
 from normlab.nn.site import DECODER_LAYER, ENCODER_LAYER, LANGUAGE_LAYER
 from normlab.nn.sublayer import LAST, Branch, Sublayer, build_stack
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.base.registry import Registered, Registry
 from normlab.errors import UserError
 from normlab.nn.kernels.fused import erf_scaled, root_mean_square_normed, scaled_to, tanh_scaled
-from normlab.nn.registry import Registered, Registry
 
 
 class Norm(Registered, nn.Module, ABC):

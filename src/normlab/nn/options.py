@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlab.base.model_config import ModelConfig
+from normlab.base.registry import Registered, Registry
 from normlab.nn.kernels.linear import Linear, linear
 from normlab.nn.norm import Norm
-from normlab.nn.registry import Registered, Registry
 
 Packed = Callable[[int, Sequence[int]], nn.Linear]
 """``linear(in, (out, …))`` with one packed weight `[sum of outs, in]` for one or several matrices."""

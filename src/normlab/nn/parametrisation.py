@@ -15,9 +15,9 @@ from typing import ClassVar, Final
 from torch import Tensor
 
 from normlab.base.model_config import ModelConfig
+from normlab.base.registry import Registered, Registry
 from normlab.nn.embedding import EMBEDDING_SCALES, Embedding
 from normlab.nn.placement.base import Placement
-from normlab.nn.registry import Registered, Registry
 
 
 @dataclass(frozen=True)

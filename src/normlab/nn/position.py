@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.base.model_config import ModelConfig
+from normlab.base.registry import Registered, Registry
 from normlab.errors import UserError
-from normlab.nn.registry import Registered, Registry
 
 THETA = 10000.0
 """Base of the wavelengths of sinusoids, and of rotations unless the config has its own."""

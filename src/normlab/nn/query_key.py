@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from normlab.base.model_config import ModelConfig
+from normlab.base.registry import Registered, Registry
 from normlab.nn.kernels.fused import root_mean_square_normed, scaled_to
 from normlab.nn.norm import Norm
-from normlab.nn.registry import Registered, Registry
 
 
 class QueryKeyNorm(Registered, nn.Module, ABC):

@@ -13,13 +13,9 @@ from typing import Final
 
 from torch import nn
 
+from normlab.base.roles import ROLES
 from normlab.errors import UserError, nearest
 from normlab.nn.sublayer import Branch, Sublayer
-
-ROLES: Final = ("embedding", "head", "hidden", "norm", "bias", "scalar")
-"""Tables of tokens and positions, output matrices, all other matrices, parameters of norms, biases, and what
-else a placement or a branch trains: gains of branches, of heads, of shortcuts.
-"""
 
 _OF_TORCH: Final[Mapping[type[nn.Module], str | Mapping[str, str]]] = {
     nn.Linear: {"weight": "hidden", "bias": "bias"},
@@ -34,7 +30,7 @@ class ParameterRole:
     """The role of one parameter."""
 
     role: str
-    """One of ``ROLES``."""
+    """One of ``base.roles.ROLES``."""
     in_block: bool
     """Whether it belongs to a sublayer, of which a deeper model has more."""
     rows: tuple[int, ...]

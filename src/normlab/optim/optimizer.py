@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.base.optim_config import OptimConfig
+from normlab.base.registry import Registry
 from normlab.errors import UserError
-from normlab.nn.registry import Registry
 from normlab.optim.roles import Groups, parameter_groups
 from normlab.optim.schedule import check_schedule
 

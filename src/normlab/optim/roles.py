@@ -13,9 +13,9 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from normlab.base.optim_config import OptimConfig
+from normlab.base.registry import Registry
 from normlab.nn import ROLES, ParameterRole, parameter_roles
 from normlab.nn.parametrisation import ONE, Parametrisation
-from normlab.nn.registry import Registry
 
 Groups = list[dict[str, Any]]
 """Parameters by group: ``role`` names their role, ``rows`` are those of the matrices that each packs, ``lr``

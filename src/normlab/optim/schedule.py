@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from normlab.base.optim_config import OptimConfig
+from normlab.base.registry import Registry
 from normlab.errors import UserError
-from normlab.nn.registry import Registry
 
 
 @dataclass(frozen=True)

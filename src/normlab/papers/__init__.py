@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 
 from normlab.base.files import read_toml
 from normlab.base.io import from_plain
+from normlab.base.registry import Registry
 from normlab.errors import UserError
 from normlab.papers import apx, disputes, liu2020, nguyen2019, xiong2020
 from normlab.papers.artefact import Artefact, Drawing, Measurement, Paper
@@ -42,12 +43,14 @@ ARTEFACTS: Final[dict[str, Artefact]] = {
     for value in vars(module).values()
     if isinstance(value, Artefact)
 }
-"""Every artefact that the papers' modules define, then the public disputes, by id."""
-PAPERS: Final = {
-    key: Paper(key, **words_of(key)["paper"])
-    for key in ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes")
-}
+"""Every artefact that the papers' modules define, then the public disputes, by id.
+
+No ``Registry``: the ids are so many that an error names the nearest one, and not all of them.
+"""
+PAPERS: Final[Registry[Paper]] = Registry("paper")
 """The papers by key, with the public disputes as one more."""
+for key in ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes"):
+    PAPERS[key] = Paper(key, **words_of(key)["paper"])
 
 
 def add_paper(file: Path) -> None:
@@ -61,8 +64,7 @@ def add_paper(file: Path) -> None:
     if not isinstance(words, dict):
         raise UserError(f"{file} has no [paper]; give title, authors, url and about there")
     paper: Paper = from_plain(Paper, {**words, "key": file.stem}, f"{file}, paper")
-    if PAPERS.setdefault(file.stem, paper) is not paper:
-        raise UserError(f"the paper {file.stem!r} is there already; give your file another name")
+    PAPERS[file.stem] = paper
     finding.FILES.append(file)
     regimes.FILES.append(file)
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from normlab.base.io import validated
 from normlab.base.metric import NLL, Metric
+from normlab.base.registry import Registry
 from normlab.errors import UserError, nearest
 from normlab.papers.estimate import Array, Estimate, jackknife, log_slope, mean, mean_ratio
 from normlab.papers.regimes import Curve, Regime, Row, Run
@@ -71,25 +72,13 @@ class Effect:
         return {**defaults, **arguments}
 
 
-EFFECTS: Final[dict[str, Effect]] = {}
+EFFECTS: Final[Registry[Effect]] = Registry("effect")
 F = TypeVar("F", bound=Callable[..., Estimate])
 
 
 def effect(equal: float | None = None) -> Callable[[F], F]:
     """Register a function of a regime under its name, with the value that means no difference."""
-
-    def register(measure: F) -> F:
-        EFFECTS[measure.__name__] = Effect(measure.__name__, measure, equal)
-        return measure
-
-    return register
-
-
-def effect_named(name: str) -> Effect:
-    """Return the effect of that name. Raises UserError with the nearest one if there is none."""
-    if name not in EFFECTS:
-        raise UserError(f"there is no effect {name!r}{nearest(name, EFFECTS)}")
-    return EFFECTS[name]
+    return EFFECTS.register_made(lambda measure: Effect(measure.__name__, measure, equal))
 
 
 def names(cells: Cells) -> tuple[str, ...]:

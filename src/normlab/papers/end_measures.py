@@ -18,9 +18,10 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 from torch import Tensor
 
+from normlab.base.roles import MATRIX_KINDS
 from normlab.diagnosis.reading import read_structure
 from normlab.diagnosis.studies.dependency import MAX_TOKENS, dependency, residual_dependency
-from normlab.diagnosis.studies.gradients import MATRICES, parameter_gradients
+from normlab.diagnosis.studies.gradients import parameter_gradients
 from normlab.diagnosis.subject import Subject
 from normlab.errors import UserError
 from normlab.lab.data.batches import dev_batches
@@ -118,7 +119,7 @@ def gradients(subject: Subject) -> dict[str, ByLayer]:
     """The norm of each matrix's mean gradient over the mini-batches, and its mean norm in a mini-batch."""
     norms: dict[str, dict[tuple[str, str, int], float]] = {"mean_grad_l2": {}, "grad_l2": {}}
     for row in parameter_gradients(subject):
-        is_matrix = row["kind"] in MATRICES and "x" in str(row["shape"])
+        is_matrix = row["kind"] in MATRIX_KINDS and "x" in str(row["shape"])
         if is_matrix and row["layer"] is not None:
             where = _where(str(row["stack"]), str(row["role"]), str(row["kind"]), cast("int", row["layer"]))
             for name, values in norms.items():
@@ -153,7 +154,7 @@ def _matrices(subject: Subject) -> Iterator[tuple[tuple[str, str, int], Tensor]]
         owner = subject.forward.owned[path]
         for part in subject.parts[path]:
             matrix = part.of(parameter.detach())
-            if part.kind in MATRICES and matrix.ndim == 2 and owner.layer is not None:
+            if part.kind in MATRIX_KINDS and matrix.ndim == 2 and owner.layer is not None:
                 yield _where(str(owner.stack), owner.role, part.kind, owner.layer), matrix
 
 

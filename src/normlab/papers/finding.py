@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from normlab.base.files import read_toml
 from normlab.base.io import from_plain
 from normlab.errors import UserError
-from normlab.papers.effects import EFFECTS, effect_named, names
+from normlab.papers.effects import EFFECTS, names
 from normlab.papers.estimate import Estimate
 from normlab.papers.regimes import Book, Regime
 
@@ -100,7 +100,7 @@ class Piece:
         """What is read of the regime. The two sides of a comparison, exchanged, give the same number, and so
         does an argument that is left to its default.
         """
-        given = effect_named(self.effect).with_defaults(self.arguments)
+        given = EFFECTS[self.effect].with_defaults(self.arguments)
         sides = sorted(repr(given.pop(side)) for side in ("of", "over") if side in given)
         return self.regime, self.effect, *sides, *sorted(f"{key} {value}" for key, value in given.items())
 
@@ -238,7 +238,7 @@ def reviewed(finding: Finding, book: Book) -> Reviewed:
 def measured(piece: Piece, book: Book) -> Evidence:
     """Measure a piece of evidence."""
     regime = book.regime(piece.regime)
-    estimate = effect_named(piece.effect)(regime, piece.arguments)
+    estimate = EFFECTS[piece.effect](regime, piece.arguments)
     missing = regime.missing(piece.cells())
     reading: Reading = "waits" if missing else piece.expects.reading(estimate)
     return Evidence(piece, regime, estimate, reading, missing)
@@ -316,7 +316,7 @@ def _unsaid(evidence: Evidence) -> Iterator[str]:
 def _bound_of_ours(piece: Piece) -> bool:
     """Whether a bound is not the value at which the effect shows no difference."""
     ends = [end for end in piece.expects.bounds if math.isfinite(end)]
-    return ends != [effect_named(piece.effect).equal]
+    return ends != [EFFECTS[piece.effect].equal]
 
 
 def own_findings() -> dict[str, Finding]:

@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from normlab.base.registry import Registry
 from normlab.base.units import told_apart
 from normlab.checks.property import Violation, fail, needs
 from normlab.parallel.comparison import Comparison
@@ -42,18 +43,13 @@ class RanksProperty:
         return " ".join((self.test.__doc__ or "").split("\n\n")[0].split())
 
 
-PROPERTIES: Final[dict[str, RanksProperty]] = {}
+PROPERTIES: Final[Registry[RanksProperty]] = Registry("property of ranks")
 """By name, causes before consequences."""
 
 
 def property_of_ranks(*explains: str) -> Callable[[Test], Test]:
     """Register a function of a ``Comparison`` as a property by its name; its docstring is the statement."""
-
-    def add(test: Test) -> Test:
-        PROPERTIES[test.__name__] = RanksProperty(test.__name__, test, explains)
-        return test
-
-    return add
+    return PROPERTIES.register_made(lambda test: RanksProperty(test.__name__, test, explains))
 
 
 # ------------------------------------------------------------------------------------------ before it

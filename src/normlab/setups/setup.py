@@ -35,7 +35,7 @@ class Declaration:
     parameters that are frozen, or cut off from a part of the loss, on purpose, and ``detached`` are globs of
     modules that detach something on purpose. ``steps`` is the planned number of optimizer steps, ``peak_lr``
     the largest rate on the way, ``max_grad_norm`` the norm that gradients are clipped to. ``init`` says how
-    parameters start: "class", a recipe, a TOML file, or a mapping from roles or globs to deviations;
+    parameters start: "class", a recipe, a TOML file, or a mapping from kinds or globs to deviations;
     ``check`` turns it into a tuple of ``Start``. ``trained`` says whether the weights were trained before.
     ``parametrisation`` names the rule for rates, starts and multipliers, such as "mup" or "completep", and
     ``transfer`` checks that they follow it.
@@ -140,7 +140,7 @@ MUST_BE: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "documents": (_numbers, "the document of each token `[B, T]` as a number, or the entry that holds that"),
     "init": (
         lambda x: isinstance(x, (str, Path, Mapping, tuple)),
-        'a recipe, a TOML file, or a dict of roles or globs, as in {"ffn_out": 0.02}; or "class"',
+        'a recipe, a TOML file, or a dict of kinds or globs, as in {"ffn_out": 0.02}; or "class"',
     ),
     **dict.fromkeys(("peak_lr", "max_grad_norm"), (positive, "a number above 0")),
     "steps": (lambda x: _whole(x) and x > 0, "a whole number above 0"),

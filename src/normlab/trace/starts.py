@@ -44,6 +44,9 @@ class ParameterPart(NamedTuple):
     """The function of a slice of a parameter along one axis, or of all of it."""
 
     kind: str
+    """Which matrix of its layer it is (query, ffn_in, …), or embedding, head, norm; "other" or "all" if
+    nothing tells. What optimizers sort by is coarser, and called a role: ``base.roles``.
+    """
     axis: int = 0
     start: int | None = None
     stop: int | None = None

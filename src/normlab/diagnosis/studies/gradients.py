@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from normlab.base.chart import ByDepth, Strips
+from normlab.base.roles import MATRIX_KINDS
 from normlab.diagnosis.parameters import ParameterPart
 from normlab.diagnosis.probes import measure
 from normlab.diagnosis.study import LIU, MINI_BATCHES, XIONG, Finding, Study
@@ -224,8 +225,7 @@ PARAMETER_GRADIENTS: Final = Study(
     order=50,
 )
 
-MATRICES: Final = ("query", "key", "value", "output", "ffn_in", "ffn_out")
-GROUPS: Final = (*MATRICES, "norm", "embedding", "other")
+GROUPS: Final = (*MATRIX_KINDS, "norm", "embedding", "other")
 UNBALANCED: Final = 100.0
 """Ratio between two updates, relative to their matrices, that is too large for one learning rate."""
 LARGE_UPDATE: Final = 0.1
@@ -285,7 +285,7 @@ def _balance_of_updates(tables: Tables) -> Iterator[Finding]:
     rows = [  # biases have the kind of their matrix, and move differently
         row
         for row in tables.table("updates")
-        if row["kind"] in MATRICES and not str(row["parameter"]).endswith("bias")
+        if row["kind"] in MATRIX_KINDS and not str(row["parameter"]).endswith("bias")
     ]
     gradients, moves = extremes(rows, "grad_l2"), extremes(rows, "update_over_weight")
     if not gradients or not moves:

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from normlab.base.registry import Registered, Registry
 from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.nn import Placement
-from normlab.nn.registry import Registered, Registry
 
 LIKE = "like:"
 """The prefix of baselines' names, since some are also names of placements."""

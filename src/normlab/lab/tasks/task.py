@@ -20,13 +20,13 @@ from torch import Tensor
 from normlab.base.io import flag_name
 from normlab.base.metric import NLL, Metric, metric_named
 from normlab.base.model_config import derive
+from normlab.base.registry import Registry
 from normlab.errors import UserError
 from normlab.lab.config import Config, DataConfig, DecodeConfig, ModelConfig
 from normlab.lab.data.tokenizer import Tokenizer
 from normlab.nn import PositionEncoding, TokenModel
 from normlab.nn.decode import truncated
 from normlab.nn.init import initialise_, profile_, scale_start_
-from normlab.nn.registry import Registry
 
 Array: TypeAlias = NDArray[np.float64]
 

@@ -12,14 +12,14 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from normlab.errors import UserError
-from normlab.judging.runner import PATIENCE_SECONDS, LocalProcess, Process, RunFolder, runs_on
+from normlab.judging.runner import PATIENCE_SECONDS, PLACES, LocalProcess, Process, RunFolder
 from normlab.lab.training.ray import SENT, connect
 
 STOPPED_SECONDS: Final = 4 * PATIENCE_SECONDS
 """A node has so long to say that its run is stopped."""
 
 
-@runs_on("ray")
+@PLACES.register("ray")
 class RayProcess(Process):
     """A run on a cluster. It asks for one CPU, and for one GPU if the cluster has any."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.base.model_config import ModelConfig, derive
+from normlab.base.registry import Registered, Registry
 from normlab.nn import (
     Activation,
     Branch,
@@ -24,7 +25,6 @@ from normlab.nn import (
     parameter_roles,
 )
 from normlab.nn.model import along_stream, unit_
-from normlab.nn.registry import Registered, Registry
 from normlab.nn.sublayer import LAST
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme")

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from normlab.base.model_config import ModelConfig
+from normlab.base.registry import Registered, Registry
 from normlab.errors import UserError
-from normlab.nn.registry import Registered, Registry
 from normlab.nn.site import Site
 
 Stream = Any

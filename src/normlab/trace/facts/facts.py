@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normlab.base.roles import Role
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.documents import documents_of, is_offsets
 from normlab.trace.facts.padding import Arranged, Frames, Padding, frames_of, padding_of
@@ -203,11 +204,8 @@ class Facts(Readings):
         return documents_of(self, self.tokens)
 
     @cached_property
-    def roles(self) -> dict[str, str]:
-        """The role of each parameter by path, in the words of ``nn.roles``: embedding, head, hidden, norm,
-        bias or scalar; and token, for what joins the stream as it is. Any vector but a bias counts as a
-        norm's.
-        """
+    def roles(self) -> dict[str, Role]:
+        """The role of each parameter by path. Any vector but a bias counts as a norm's."""
         tables = {id(f.argument(1, "weight")) for f in self.lookups}
         modules = dict(self.trace.model.named_modules())
         where, (*_, classes) = self._scored[0][0][:2] if self._scored else (None, (0,))
@@ -216,7 +214,7 @@ class Facts(Readings):
         fits = [path for path in outside if modules[path].out_features == classes]
         ends = {getattr(where, "module", ""), *fits[-1:]} - {""}
         known = {id(p) for one, _ in self._scored for p in one.matrices}
-        roles: dict[str, str] = {}
+        roles: dict[str, Role] = {}
         for path, p in self.trace.model.named_parameters():
             owner, _, name = path.rpartition(".")
             module = modules[owner]

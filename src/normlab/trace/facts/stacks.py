@@ -351,7 +351,7 @@ def grown(low: Tensor, high: Tensor) -> bool:
     return a > 0 and abs(b / a - SCALES[1] / SCALES[0]) < 1e-3
 
 
-class _Response(NamedTuple):
+class Response(NamedTuple):
     """How the output of a module that may be a norm responds to its input."""
 
     module: str
@@ -366,7 +366,7 @@ class _Response(NamedTuple):
     """Whether a token of its output depends on others."""
 
 
-def responses(trace: Trace) -> list[_Response]:
+def responses(trace: Trace) -> list[Response]:
     """Call again each module that keeps the shape of one tensor and holds only numbers and vectors."""
     events = [e for e in trace.events if e.call == 0 and _may_norm(trace.model, e)]
     with trace.running():
@@ -374,7 +374,7 @@ def responses(trace: Trace) -> list[_Response]:
     return [one for one in tried if one is not None]
 
 
-def gains(trace: Trace, norms: Iterable[_Response]) -> dict[str, Tensor]:
+def gains(trace: Trace, norms: Iterable[Response]) -> dict[str, Tensor]:
     """Return each norm's factor on each feature, read off a token of as many ones as minus ones."""
     read: dict[str, Tensor] = {}
     with trace.running():
@@ -424,7 +424,7 @@ def _may_norm(model: nn.Module, event: Event) -> bool:
     )
 
 
-def _response(trace: Trace, event: Event) -> _Response | None:
+def _response(trace: Trace, event: Event) -> Response | None:
     module, (like,) = trace.model.get_submodule(event.module), event.inputs
     shape, width = [min(n, 3) for n in like.shape[:-1]], like.shape[-1]
     h = torch.randn(*shape, width, generator=torch.Generator().manual_seed(5)).to(like)
@@ -439,4 +439,4 @@ def _response(trace: Trace, event: Event) -> _Response | None:
     first, alone = (y.reshape(len(h), -1, width)[:, 0] for y in (ys[0], ys[2]))
     leaks, grows = distance(first, alone) > least, distance(ys[3], ys[4])
     has_vector = any(p.numel() == width for p in module.parameters())
-    return _Response(event.module, width, has_vector, mixes, grows if grows > least else 0.0, leaks)
+    return Response(event.module, width, has_vector, mixes, grows if grows > least else 0.0, leaks)
