@@ -286,9 +286,9 @@ def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, in
                 spans.setdefault(path, []).append(i)
     next_starts = [indices[0] for indices in spans.values()][1:]
     for number, (path, indices) in enumerate(spans.items()):
+        after_last = next_starts[number] if number < len(next_starts) else indices[-1] + 1
         # with the event after the last, in which a sum may first be seen
-        stop = next_starts[number] if number < len(next_starts) else indices[-1] + 1
-        yield path, indices[0], stop + 1
+        yield path, indices[0], after_last + 1
 
 
 def _relation(view: SublayerView, *, factor: float, beside: str) -> str:
