@@ -20,11 +20,11 @@ would do for a small one.
 """
 
 
-_SINGLE: Final = 1e-5
-"""A relative error between those of float32, whose epsilon is 1.2e-7, and of float16, whose is 9.8e-4."""
-_NEAR: Final = 1e-6
-"""Far above 1e-8, to which products in float64 show a relative error: their cancellation leaves its square
-off by 1e-16.
+_ABOVE_FLOAT32: Final = 1e-5
+"""Above what rounding does in float32, whose epsilon is 1.2e-7, and below that of float16, 9.8e-4."""
+_LEAST_NEAR: Final = 1e-6
+"""Products in float64 are off by about 1e-16, and show a squared error no better, an error no better than
+1e-8; this is far above.
 """
 
 
@@ -67,8 +67,10 @@ class Sums:
         self._x = torch.stack([x.double() for x in self._native])
         self._made = torch.tensor([number in made for number in numbers])
         self._eps = max(torch.finfo(x.dtype).eps for x in self._native)
-        self._near = max(64 * self._eps, _NEAR) ** 2
-        """The relative squared error up to which a sum is examined: a few roundings of the model's own."""
+        self._near = max(64 * self._eps, _LEAST_NEAR) ** 2
+        """The squared error, relative to the squares of its terms, up to which a sum is examined: far above
+        the model's own rounding, since this only chooses candidates.
+        """
         self._products = torch.einsum("ird,jrd->ijd", self._x, self._x)
         """`[N, N, D]`: inner products of all pairs, channel by channel."""
         self._gram = self._products.sum(-1)
@@ -86,7 +88,7 @@ class Sums:
     def _candidates(self, s: int) -> Iterator[Sum]:
         """Yield what may be a sum, by positions. In less than float32's precision a factor fits by chance."""
         yield from self._plain(s)
-        if self._eps < _SINGLE:
+        if self._eps < _ABOVE_FLOAT32:
             yield from self._scaled(s)
             if self._x.shape[1] >= FEWEST_ROWS:
                 yield from self._scaled_by_channel(s)
@@ -263,4 +265,4 @@ def _ratio(x: Tensor, to: Tensor, *, by_channel: bool) -> Factor:
 def _near_one(value: Tensor) -> float:
     """Return a factor, as exactly 1 if it differs from 1 by rounding alone."""
     number = float(value)
-    return 1.0 if abs(number - 1) < _SINGLE else number
+    return 1.0 if abs(number - 1) < _ABOVE_FLOAT32 else number

@@ -55,8 +55,8 @@ def output_change(
     and dropout. For normed streams the change is at most about 2, where it is no longer linear in the size.
 
     ``stacks`` is the last one unless named; all of them look at one changed model. An update depends on no
-    seed; its rows have the first of ``seeds``, and are about the last stack alone. Columns: stack, kind, depth
-    (l, from 1), change, seed.
+    seed; its rows have the first of ``seeds``, and are about the last stack alone. Columns: stack, kind,
+    depth (l, from 1), change, seed.
 
     Liu et al. 2020, Theorem 2 and Figure 4 (arXiv 2004.08249). Raises UserError for a stack that does not
     exist, and for a model without gradients, whose sublayers own nothing.
