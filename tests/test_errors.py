@@ -106,7 +106,7 @@ OTHERS_CODE = {
     "trace/record.py": "a measurement's failure goes to who records, or is raised",
     "setups/setup.py": "asks whether torch takes an object for numbers",
     "lab/recipes/plugins.py": "imports a module named by the user",
-    **dict.fromkeys(("scaling/measured.py", "trials/training.py"), "runs a step that is anybody's"),
+    **dict.fromkeys(("scaling/one_model.py", "trials/training.py"), "runs a step that is anybody's"),
     "scaling/coordinates.py": "looks at a model that is anybody's, which its trials do not need",
     "lab/training/devices.py": "a compiler that is missing or broken may raise anything; the error says what",
     "watching/observation.py": "a training elsewhere does not end by a model that cannot be read",

@@ -12,7 +12,7 @@ RESULTS = (
     "normlab.diagnosis.result",
     "normlab.judging.experiment",
     "normlab.judging.judgement",
-    "normlab.scaling.verdict",
+    "normlab.scaling.result",
     "normlab.trials.verdict",
     "normlab.watching.watcher",
 )

@@ -17,7 +17,7 @@ from typing import Final
 import normlab
 from normlab.cli.presets import language_model
 from normlab.lab.config import Config
-from normlab.scaling.coordinates import SEEDS, Check
+from normlab.scaling.coordinates import CHECK_SEEDS, Check
 from normlab.scaling.family import SetupFamily, family_of
 from normlab.scaling.ladder import SEARCHED
 from normlab.scaling.optimum import RATES
@@ -59,7 +59,7 @@ def cost(own: SetupFamily, steps: int, seeds: int) -> float:
     """Core-seconds of all trials, the making of models and data included, and the seconds by the clock of the
     coordinate check, which are more on a machine in use.
     """
-    check = Check(own, range(SEEDS))
+    check = Check(own, range(CHECK_SEEDS))
     check.estimate()
     total = check.seed_s * len(check.seeds)
     for size in own.sizes:

@@ -66,8 +66,8 @@ from normlab.errors import UserError
 from normlab.lab.training.devices import hardware
 from normlab.scaling.exponents import Axis
 from normlab.scaling.family import AXES, SetupFamily
+from normlab.scaling.result import Transfer
 from normlab.scaling.sweep import CARRIES, SHIFTS, UNDECIDED
-from normlab.scaling.verdict import Transfer
 
 PLACEMENTS: Final = ("post", "pre", "admin", "deepnorm", "periln", "keel", "lnscale")
 SIZES: Final[dict[Axis, tuple[int, ...]]] = {"width": (32, 48, 64, 96, 128), "depth": (1, 2, 3, 4, 6, 8)}

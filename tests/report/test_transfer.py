@@ -16,8 +16,8 @@ from normlab.report.page import Columns, Details, Notes, Section, with_whole_rat
 from normlab.report.transfer import transfer_page
 from normlab.scaling.coordinates import Coordinates
 from normlab.scaling.exponents import Row
+from normlab.scaling.result import Transfer
 from normlab.scaling.sweep import Decay, Sweep
-from normlab.scaling.verdict import Transfer
 from scaling.curves import draw, skewed
 from scaling.test_verdict import SIZES, answer, edge, swept
 

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 from normlab.errors import UserError
-from normlab.scaling import measured
-from normlab.scaling.coordinates import STEPS as TRANSFERS
-from normlab.scaling.coordinates import Check, Coordinates
+from normlab.scaling import one_model
+from normlab.scaling.coordinates import CHECK_STEPS, Check, Coordinates
 from normlab.scaling.family import SetupFamily
 from scaling.nanogpt import COMPLETEP, DEPTH_MUP, MUP, NONE, STANDARD, Table, own_setup, setup
 
@@ -119,7 +118,7 @@ def test_the_steps_that_transfer_takes_say_the_same(name):
     plant = PLANTS.get(name)
     asked = (plant.table, plant.axis, plant.declared) if plant else SOUND[name]
     sizes = (WIDTHS if asked[1] == "width" else DEPTHS)[::2]
-    found = check(*asked, sizes=sizes, steps=TRANSFERS)
+    found = check(*asked, sizes=sizes, steps=CHECK_STEPS)
     wanted = (plant.module, plant.kind) if plant else None
     assert (found.fault and (found.fault.module, found.fault.kind)) == wanted, found.sentence()
 
@@ -190,13 +189,13 @@ def test_what_updates_change_in_the_logits_and_the_stream_takes_no_whole_passes(
     """A tied table is read twice, and both are told apart: by passes that look at the ends alone."""
     passes = []
 
-    class Counted(measured.WholePass):
+    class Counted(one_model.WholePass):
         def __init__(self, subject):
             super().__init__(subject)
             passes.append(self)
 
-    monkeypatch.setattr(measured, "WholePass", Counted)
-    found = measured.measure(setup(width=16, seed=1, table=MUP), 2, 1)
+    monkeypatch.setattr(one_model, "WholePass", Counted)
+    found = one_model.measure(setup(width=16, seed=1, table=MUP), 2, 1)
     assert len(passes) == 1 + 2
     updates = {
         (key.role, key.parameter): x for (key, _), x in found.values.items() if key.quantity == "update"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from normlab.scaling.optimum import Losses, Optimum, Trend, fit
+from normlab.scaling.optimum import Losses, Optimum, Trend, fit_curves
 from scaling.curves import Shape, bent, cliff, draw, drifting, kinked, skewed
 
 SIZES = (64, 128, 256, 512)
@@ -22,16 +22,17 @@ def exact(slope: float, shape: Shape, seeds: int = 2) -> dict[int, Losses]:
 
 @pytest.mark.parametrize("skew", [-0.7, 1e-3, 0.7])
 def test_almost_without_noise_optimum_and_slope_are_exact(skew: float):
-    found = fit(exact(-0.4, skewed(skew)))
+    found = fit_curves(exact(-0.4, skewed(skew)))
     assert [found.optima[size].value for size in SIZES] == pytest.approx([0.3, -0.1, -0.5, -0.9], abs=2e-3)
-    assert found.trend is not None
-    assert found.trend.shift() == pytest.approx((-0.4, -0.4, -0.4), abs=2e-3)
-    assert found.trend.at(1024)[0] == pytest.approx(-1.3, abs=5e-3)
+    assert found.line is not None
+    assert found.line.shift() == pytest.approx((-0.4, -0.4, -0.4), abs=2e-3)
+    assert found.line.at(1024)[0] == pytest.approx(-1.3, abs=5e-3)
     assert found.skews == pytest.approx(dict.fromkeys(SIZES, skew), abs=2e-2)
 
 
 def one(losses: dict[float, tuple[float, float]]) -> Optimum:
-    return fit({64: {(x, seed): y for x, both in losses.items() for seed, y in enumerate(both)}}).optima[64]
+    by_trial = {(x, seed): y for x, both in losses.items() for seed, y in enumerate(both)}
+    return fit_curves({64: by_trial}).optima[64]
 
 
 def test_an_optimum_at_the_edge_or_on_a_flat_curve_is_an_open_interval():
@@ -52,7 +53,7 @@ def test_an_optimum_at_the_edge_or_on_a_flat_curve_is_an_open_interval():
 def test_what_diverged_is_above_everything_and_is_not_fitted():
     curves = exact(0.0, cliff)
     assert any(math.isinf(y) for losses in curves.values() for y in losses.values())
-    found = fit(curves)
+    found = fit_curves(curves)
     assert [found.optima[size].value for size in SIZES] == pytest.approx([0.3] * 4, abs=5e-3)
     until = one({x: (3.0 - 0.1 * x, 3.01 - 0.1 * x) if x < 4 else (math.inf, math.inf) for x in range(5)})
     assert (until.value, until.high) == (None, 4.0)
@@ -62,12 +63,13 @@ def test_what_diverged_is_above_everything_and_is_not_fitted():
 
 def test_the_interval_of_the_slope_is_never_narrower_than_that_of_the_trials_noise():
     rng = np.random.default_rng(3)
-    on_a_line = [fit(draw([0.2] * 4, skewed(0.5), 0.01, rng=rng)).trend for _ in range(12)]
+    on_a_line = [fit_curves(draw([0.2] * 4, skewed(0.5), 0.01, rng=rng)).line for _ in range(12)]
     assert all(t.factor >= t.fixed_factor for t in on_a_line if t)
-    scattered = fit(draw([0.4, -0.4, 0.4, -0.4], skewed(0.5), 0.002, rng=np.random.default_rng(4))).trend
+    losses = draw([0.4, -0.4, 0.4, -0.4], skewed(0.5), 0.002, rng=np.random.default_rng(4))
+    scattered = fit_curves(losses).line
     assert scattered is not None
     assert scattered.factor > 3 * scattered.fixed_factor
-    two = fit(draw([0.0, 0.1], skewed(0.5), 0.005, rng=rng)).trend
+    two = fit_curves(draw([0.0, 0.1], skewed(0.5), 0.005, rng=rng)).line
     assert isinstance(two, Trend)
     assert two.factor == two.fixed_factor
 
@@ -92,14 +94,14 @@ def coverage(
         slope = SLOPES[i % 2]
         first = rng.uniform(-0.5, 0.5)
         true = [first + slope * k + scatter * rng.normal() for k in range(sizes)]
-        found = fit(draw(true, shape, noise, rng=rng, growth=growth))
+        found = fit_curves(draw(true, shape, noise, rng=rng, growth=growth))
         for own, x in zip(found.optima.values(), true, strict=True):
             if own.low is not None and own.high is not None:
                 known += 1
                 optima += own.low <= x <= own.high
-        if found.trend is not None:
+        if found.line is not None:
             lines += 1
-            _, low, high = found.trend.shift()
+            _, low, high = found.line.shift()
             slopes += low <= slope <= high
     return optima, known, slopes, lines
 
@@ -140,11 +142,11 @@ def test_where_the_form_does_not_describe_the_curve_the_interval_reaches_to_the_
 
 def test_where_the_form_does_not_describe_the_curve_the_slope_is_as_little_known():
     """An optimum that may lie an octave away on either side tells a slope no better than that."""
-    found = fit(draw([0.1] * 2, kinked, 0.003, rng=np.random.default_rng(1)))
+    found = fit_curves(draw([0.1] * 2, kinked, 0.003, rng=np.random.default_rng(1)))
     halves = [(one.high or 0.0) - (one.low or 0.0) for one in found.optima.values()]
     assert min(halves) >= 2
-    assert found.trend is not None
-    value, low, high = found.trend.shift()
+    assert found.line is not None
+    value, low, high = found.line.shift()
     assert (high - low) == pytest.approx(math.hypot(*halves), rel=1e-6)
     assert low < value < high
 

@@ -21,7 +21,7 @@ from normlab.lab.config import Config, ModelConfig
 from normlab.lab.sized import resized, sized
 from normlab.scaling import coordinates
 from normlab.scaling.family import family_of
-from normlab.scaling.verdict import Transfer
+from normlab.scaling.result import Transfer
 from normlab.trials import journal
 from scaling.sums import STEPS, Sum, decaying, scaled, setup, slowly, squared
 

@@ -12,8 +12,8 @@ import pytest
 
 from normlab.base.units import short_rate
 from normlab.scaling.optimum import Losses
+from normlab.scaling.result import Transfer
 from normlab.scaling.sweep import Decay, Sweep
-from normlab.scaling.verdict import Transfer
 from normlab.scaling.wording import apart
 from normlab.trials.scale import Scale
 from normlab.trials.verdict import Trial

@@ -150,17 +150,24 @@ class BlockReader:
         return [y for y in step.sum.terms if self.first_event(y) > stream]
 
     def side_by_side(self, step: StreamStep) -> bool:
-        """Return whether a sum's branches are seen to be computed from what was there before all of them.
+        """Return whether the branches of a sum are seen to be parallel, and not one after the other.
 
-        A module that runs between them then receives it. If none does, a later branch may read the sum of the
-        stream and an earlier one, through a norm that is a function and not a module.
+        Both of these have the total x + y1 + y2::
+
+            parallel:  x ---> A ---> y1         one after the other:  x ------------> A ---> y1
+                       x ---> B ---> y2                               norm(x + y1) ---> B ---> y2
+
+        In the second, no module shows x + y1 if sum and norm are functions. What tells them apart is what the
+        modules of B are given once y1 is there: x, its norm, or anything else from before y1, or else a new
+        tensor. If no module is seen to be given something older, the branches may be one after the other.
         """
-        ends = [self.first_event(y) for y in self.branches(step)]
-        first, last = min(ends), max(ends)
+        put_out = [self.first_event(y) for y in self.branches(step)]
+        first, last = min(put_out), max(put_out)
         older = {number for event in self.events[:first] for number in self._of_size(event, step.stream)}
-        return any(
-            event.side == "input" and older & set(event.seen.values()) for event in self.events[first:last]
-        )
+        for event in self.events[first:last]:
+            if event.side == "input" and older & set(event.seen.values()):
+                return True
+        return False
 
     def outputs_of(self, step: StreamStep, branch: int) -> list[ModuleEvent]:
         """Return the events that output a branch before its sum, latest first but identities last."""
@@ -184,19 +191,23 @@ class BlockReader:
         return next((call.path for call in calls if call.output == branch), None)
 
     def norm_at_start(self, step: StreamStep, outputs: Sequence[ModuleEvent]) -> _NormRead | None:
-        """Find the norm through which a branch reads the stream: of those applied to the stream, the one
-        whose output is used nearest to the branch, directly if that is seen and otherwise scaled.
+        """Find the norm through which a branch reads the stream.
+
+        Of the norms that are applied to the stream, it is the one whose output is given to a module directly
+        rather than scaled; of several such, to the module that shares most of its path with what outputs the
+        branch; of several such modules, to the first.
         """
         summed = self.first_event(step.sum.total)
         ranked: list[tuple[bool, int, int, _NormRead]] = []
         for norm in self.norms.get(step.stream, ()):
             after_norm = self.events[self.first_event(norm.output) : summed]
             users = [event for event in after_norm if event.side == "input" and event.path != norm.path]
-            for place, user in enumerate(users):
+            for order, user in enumerate(users):
                 factor = self._factor(user, norm.output)
                 if factor is not None:
-                    near = max(len(shared([user.path, output.path])) for output in outputs)
-                    ranked.append((factor == 1.0, near, -place, _NormRead(norm.path, factor)))
+                    names_shared = max(len(shared([user.path, output.path])) for output in outputs)
+                    is_direct = factor == 1.0
+                    ranked.append((is_direct, names_shared, -order, _NormRead(norm.path, factor)))
         return max(ranked)[-1] if ranked else None
 
     def _factor(self, user: ModuleEvent, output: int) -> float | None:

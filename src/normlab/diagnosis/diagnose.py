@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from normlab.base.io import Count, Positive, validated
 from normlab.diagnosis.reading import pointed_out, read_structure
 from normlab.diagnosis.recording import refuse_elsewhere
 from normlab.diagnosis.result import Diagnosis
-from normlab.diagnosis.structure import StackView, Structure
+from normlab.diagnosis.structure import Structure
 from normlab.diagnosis.study import Finding, Study, by_severity, find, registered, studies_named
 from normlab.diagnosis.subject import STEP_LR, AnyOptimizer, Subject
 from normlab.diagnosis.tables import Table
@@ -34,6 +34,9 @@ from normlab.trace.optimizers import made_by
 from normlab.trace.rates import rates_of
 from normlab.trace.restore import refuse_hollow, restored, same_globals, same_random_state, undisturbed
 from normlab.trace.tensors import Call, call_model, tensors_in, unregistered, unwrap
+
+BRANCH: Final = "f"
+"""The attribute under which a sublayer of normlab's has its branch."""
 
 
 class Options(TypedDict, total=False):
@@ -155,31 +158,36 @@ def _of_model(
 
 
 def _read(model: nn.Module, batch: Any, call: Call, options: Options) -> Structure:
-    """Read the residual stream. A sublayer that names its branch and shows no sum, as when its placement
-    keeps the stream on a sphere, is read by that branch.
+    """Read the residual stream: by its sums or, where a stack shows none, by the branches of its sublayers.
+
+    nGPT's stream is no sum: each sublayer moves it along a sphere, from x towards what its branch puts out.
+    So a sublayer in the form of normlab's own, which names its branch ``f``, is read by that branch. Stacks
+    that show sums are read by them all the same, since sums tell more.
     """
     blocks, branches = options.get("blocks", ()), options.get("branches", ())
-    by_branch = {path.rpartition(".")[0] for path, m in model.named_modules() if _names_its_branch(m)}
-    if not by_branch or blocks or branches:
+    naming_branches = {path.rpartition(".")[0] for path, m in model.named_modules() if _names_its_branch(m)}
+    if not naming_branches or blocks or branches:
         return read_structure(model, batch, call=call, blocks=blocks, branches=branches)
-    by_sums = dict[str, StackView]()
+    try:
+        by_sums = read_structure(model, batch, call=call)
+    except UserError as no_sums:
+        with suppress(UserError):
+            return read_structure(model, batch, call=call, branches=(BRANCH,))
+        raise no_sums from None
+    read = {stack.name: stack for stack in by_sums.stacks}
+    if read.keys() >= naming_branches:
+        return by_sums
     with suppress(UserError):
-        read = read_structure(model, batch, call=call)
-        by_sums = {stack.name: stack for stack in read.stacks}
-        if by_sums.keys() >= by_branch:
-            return read
-    with suppress(UserError):
-        read = read_structure(model, batch, call=call, branches=("f",))
-        return replace(read, stacks=tuple(by_sums.get(stack.name, stack) for stack in read.stacks))
-    return read_structure(model, batch, call=call)  # which says why it cannot be read
+        by_branches = read_structure(model, batch, call=call, branches=(BRANCH,))
+        return replace(by_branches, stacks=tuple(read.get(s.name, s) for s in by_branches.stacks))
+    return by_sums
 
 
 def _names_its_branch(module: nn.Module) -> bool:
-    """Return whether a module has the form of a sublayer of normlab's: a branch ``f`` under a placement
-    ``place`` at a ``site``. The form is enough, so a diagnosis need not import the models that normlab
-    builds.
+    """Return whether a module has the form of a sublayer of normlab's: a branch under a placement ``place``
+    at a ``site``. The form is enough, so a diagnosis need not import the models that normlab builds.
     """
-    has_branch = isinstance(getattr(module, "f", None), nn.Module)
+    has_branch = isinstance(getattr(module, BRANCH, None), nn.Module)
     return has_branch and hasattr(module, "place") and hasattr(module, "site")
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normlab.diagnosis.recording import Recording
 from normlab.trace.copies import copied_model
@@ -28,7 +28,11 @@ class NormCall(NamedTuple):
 
 class Norms:
     """Recognises norms: modules whose output does not grow with their input and whose parameters are at most
-    as large as a row. That includes modules that divide by a scale and modules that squash.
+    as large as a row.
+
+    Most divide a token by a measure of its size, so that each element changes with the others. Some squash
+    each element by itself, as DyT does by tanh (Zhu et al. 2025, arXiv 2503.10622); what makes these norms,
+    and not activations, is a gain for each channel.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -72,4 +76,14 @@ def _is_norm(module: nn.Module, dim: int) -> bool:
         small, large = module(x).norm(), module(LARGER * x).norm()
     except Exception:  # it does not take a single tensor
         return False
-    return bool(large <= MOST_GROWTH * small)
+    has_gains = any(p.numel() == dim for p in parameters)
+    return bool(large <= MOST_GROWTH * small) and (has_gains or _relates_elements(module, x))
+
+
+def _relates_elements(module: nn.Module, x: Tensor) -> bool:
+    """Return whether one element of the input `[1, T, D]` changes other elements of the output."""
+    changed = x.clone()
+    changed[0, 0, 0] += LARGER
+    differs = module(changed) != module(x)
+    differs[0, 0, 0] = False
+    return bool(differs.any())

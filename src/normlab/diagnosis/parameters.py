@@ -187,24 +187,33 @@ def _projection(path: str) -> str:
 def _unpacked(
     shapes: Shapes, path: str, beside: Mapping[str, str], *, width: Width | None, dim: int | None
 ) -> Parts:
-    """Return the parts of a packed matrix, including queries if they have no matrix of their own. Queries are
-    as wide as the input of the output projection, or a third of the matrix. ``beside`` has the kinds of all
-    parameters of its sublayer.
+    """Return the parts of a packed matrix: queries, unless they have a matrix of their own, keys and values.
+
+    Keys and values are as wide as each other, so the width of the queries tells all three. ``beside`` has the
+    kinds of all parameters of its sublayer, ``width`` what its module maps from and to, and ``dim`` is the
+    width of the stream.
     """
-    # torch's linear layers keep outputs first; a matrix of the shape (input, output) keeps them last
-    axis = int(width is not None and shapes[path] == width and width[0] != width[1])
+    # torch's linear layers keep outputs first; GPT-2's Conv1D has the shape (input, output)
+    outputs_last = width is not None and shapes[path] == width and width[0] != width[1]
+    axis = int(outputs_last)
     total = shapes[path][axis]
     outputs = [
         shapes[other] for other, kind in beside.items() if kind == "output" and len(shapes[other]) == 2
     ]
     if "query" in beside.values():
-        queries = 0
+        queries = 0  # a matrix `kv` beside one of queries, as in many cross-attentions
     elif len(outputs) == 1 and dim:
-        queries = outputs[0][0] * outputs[0][1] // dim
+        # the output projection maps from the width of the queries to that of the stream, whichever is first
+        # in its shape: GPT-2's `c_attn`, or Phi-3's `qkv_proj`, whose queries are wider than its keys
+        rows, columns = outputs[0]
+        queries = rows * columns // dim
     else:
-        queries = total // 3
+        queries = total // 3  # no output projection tells, as where its name is not known
     keys, odd = divmod(total - queries, 2)
-    if odd or keys <= 0 or 0 < queries < keys:
+    has_room = not odd and keys > 0
+    # several queries may share a key, as in grouped-query attention, but not the other way round: such a
+    # matrix holds something else too, as one that also makes the input of a parallel feed-forward does
+    if not has_room or 0 < queries < keys:
         return (ParameterPart("other"),)
     parts = (
         ParameterPart("key", axis, queries, queries + keys),
@@ -216,21 +225,25 @@ def _unpacked(
 def _ffn(
     shapes: Shapes, path: str, matrices: Sequence[str], widths: Mapping[str, Width], *, dim: int | None
 ) -> str:
-    """Classify a feed-forward matrix by its widths: to the inner width, or back to the stream's; a router is
-    neither. The order of calls decides if all are as wide as the stream, names if the calls do not show a
-    parameter, as for stacked experts. ``matrices`` are all of its sublayer.
+    """Classify a feed-forward matrix by its widths: to the inner width, or back to the stream's, ``dim``; a
+    router is neither. ``matrices`` are all of its sublayer.
     """
-    width = widths.get(_holder(path))
+    holder = _holder(path)
+    width = widths.get(holder)
+    # experts stacked in one parameter, as in Mixtral, do not have the widths of the module that holds them
     if width is None or dim not in width or set(shapes[path]) != set(width):
         return _ffn_by_name(path)
     given, output = width
     holders = {_holder(other) for other in matrices}
-    in_order = [holder for holder in widths if holder in holders]
+    in_order = [called for called in widths if called in holders]  # widths are in the order of calls
     if output == dim:
-        return "ffn_in" if given == dim and _holder(path) != in_order[-1] else "ffn_out"
-    inner = {widths[holder][0] for holder in in_order if widths[holder][1] == dim}
-    # a gated unit may make both halves of twice the inner width in one matrix
-    return "ffn_in" if inner & {output, output // 2} else "other"
+        # if the inner width is the stream's, all matrices look alike, and the last one called leads back
+        is_square = given == dim
+        return "ffn_in" if is_square and holder != in_order[-1] else "ffn_out"
+    inner_widths = {widths[called][0] for called in in_order if widths[called][1] == dim}
+    # T5's gate `wi_0` is as wide as its `wi_1`; Phi-3's `gate_up_proj` makes both in one matrix
+    is_inner = output in inner_widths or output // 2 in inner_widths
+    return "ffn_in" if is_inner else "other"  # a router puts out a number for each expert
 
 
 def _ffn_by_name(path: str) -> str:

@@ -58,7 +58,8 @@ class SublayerSite:
         tensor = signal.removeprefix("grad_")
         if tensor in self.taps:
             tap = self.taps[tensor]
-            of_module = signal.replace(tensor, tap.side)  # grad_after is the grad_output of a module, say
+            # what a sublayer calls `grad_after`, the module at its tap calls `grad_output`, or `grad_input`
+            of_module = signal.replace(tensor, tap.side)
             every = tap.place not in ((), (0,))  # places of the tensor that a probe measures first
             yield Probe(tap.module, of_module, statistic, every_tensor=every, stream=stream)
         elif signal == "inside":

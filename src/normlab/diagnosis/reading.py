@@ -15,7 +15,7 @@ from normlab.diagnosis.block import BlockReader, StreamStep
 from normlab.diagnosis.containers import candidates
 from normlab.diagnosis.norms import Norms
 from normlab.diagnosis.recording import ModuleEvent, Recording, awake, record
-from normlab.diagnosis.structure import StackView, Structure, SublayerView
+from normlab.diagnosis.structure import OTHER, PLACEMENTS, StackView, Structure, SublayerView
 from normlab.diagnosis.sums import Factor, Sum, refit
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
@@ -23,12 +23,6 @@ from normlab.trace.facts.stacks import within
 from normlab.trace.restore import restored
 from normlab.trace.tensors import Call, Tap, call_model, counts, unregistered, unwrap
 
-PLACEMENTS: Final = {
-    (False, False, True): "post",
-    (True, False, False): "pre",
-    (True, True, False): "sandwich",
-}
-"""Placements by whether a norm is where the branch reads the stream, at the branch's end, and on the sum."""
 OLDER: Final = "an older state of the stream"
 PARALLEL: Final = "the parallel branch"
 UNSURE: Final = "another branch (parallel, or one after the other through norms that no module computes)"
@@ -75,19 +69,23 @@ def _read(reader: _StreamReader, globs: Sequence[str]) -> Structure:
             continue
         blocks = reader.blocks(children)
         read, failed = reader.follow(blocks)
-        if failed or not read:
-            if blocks and not _inside(name, unread):
-                unread[name] = reader.refusal(name, blocks, (failed or blocks)[0])
-            continue
-        gap = reader.gap(read)
-        if gap:
-            unread[name] = gap
-        else:
-            stacks[name] = reader.stack(name, read)
+        if read and not failed:
+            gap = reader.gap(read)
+            if gap:
+                unread[name] = gap
+            else:
+                stacks[name] = reader.stack(name, read)
+        elif blocks and not _inside(name, unread):
+            first_unread = failed[0] if failed else blocks[0]
+            unread[name] = reader.refusal(name, blocks, first_unread)
     if not stacks:
         raise UserError(_nothing_read(reader.model, reader.recording, list(unread.values())))
-    # what a stack is inside of was read after all
-    missed = [why for name, why in unread.items() if not any(_inside(stack, [name]) for stack in stacks)]
+    missed = list[str]()
+    for name, why in unread.items():
+        # a container may hold stages, say, whose blocks are the layers: then its stream was read in these
+        holds_a_stack = any(_inside(stack, [name]) for stack in stacks)
+        if not holds_a_stack:
+            missed.append(why)
     return Structure(tuple(stacks.values()), tuple(missed))
 
 
@@ -121,11 +119,11 @@ class _StreamReader:
         blocks: list[BlockReader] = []
         for path, start, stop in spans:
             block = BlockReader(self.recording, self._norms, path, start, stop)
-            if any(path == earlier.path for earlier in blocks):
-                entered = set(block.events[0].seen.values())
-                left = set(blocks[-1].events[-1].seen.values())
-                if not entered & left:  # else one block runs several times in a row, as in ALBERT
-                    break
+            ran_before = any(path == earlier.path for earlier in blocks)
+            # a block that takes what the last one put out goes on with its stream: ALBERT's one block runs
+            # several times in a row. Any other begins the stack once more
+            if ran_before and not _goes_on(blocks[-1], block):
+                break
             blocks.append(block)
         return blocks
 
@@ -218,7 +216,7 @@ class _StreamReader:
             shortcut=factors.shortcut,
             scale=factors.scale,
             beside=_beside(block, step, outputs, y),
-            placement="other",
+            placement=OTHER,
             relation="as named by the caller, not verified",
             modules=block.modules_run(step, output.path if len(outputs) > 1 else ""),
         )
@@ -261,6 +259,12 @@ def _describe_beside(
     return PARALLEL if block.side_by_side(step) else UNSURE
 
 
+def _goes_on(before: BlockReader, block: BlockReader) -> bool:
+    """Return whether a block is given a tensor that the one before it put out."""
+    put_out = set(before.events[-1].seen.values())
+    return bool(put_out & set(block.events[0].seen.values()))
+
+
 def _called(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Yield path, first event and end of every call of these modules."""
     entered: dict[tuple[str, int], int] = {}
@@ -282,9 +286,9 @@ def _parts(recording: Recording, paths: Sequence[str]) -> Iterator[tuple[str, in
                 spans.setdefault(path, []).append(i)
     next_starts = [indices[0] for indices in spans.values()][1:]
     for number, (path, indices) in enumerate(spans.items()):
+        after_last = next_starts[number] if number < len(next_starts) else indices[-1] + 1
         # with the event after the last, in which a sum may first be seen
-        stop = next_starts[number] if number < len(next_starts) else indices[-1] + 1
-        yield path, indices[0], stop + 1
+        yield path, indices[0], after_last + 1
 
 
 def _relation(view: SublayerView, *, factor: float, beside: str) -> str:
@@ -306,9 +310,12 @@ def _times(factor: Factor) -> str:
 
 def _placement(view: SublayerView, factor: float) -> str:
     if (view.shortcut, view.scale, factor) != (1.0, 1.0, 1.0) or view.beside:
-        return "other"
+        return OTHER
     norms = view.norm_read is not None, view.norm_branch is not None, view.norm_write is not None
-    return PLACEMENTS.get(norms, "other")
+    for kind, placement in PLACEMENTS.items():
+        if norms == (placement.norm_read, placement.norm_branch, placement.norm_write):
+            return kind
+    return OTHER
 
 
 def _layers(sizes: Sequence[int], roles: Sequence[str]) -> list[int]:

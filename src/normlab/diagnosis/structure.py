@@ -4,9 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from normlab.diagnosis.sums import Factor
 from normlab.trace.tensors import Tap
+
+
+class Placement(NamedTuple):
+    """A placement of norms that has a name."""
+
+    title: str
+    norm_read: bool
+    """Whether the branch reads the stream through a norm."""
+    norm_branch: bool
+    """Whether the branch ends in a norm."""
+    norm_write: bool
+    """Whether there is a norm on the sum."""
+    reference: str
+
+
+PLACEMENTS: Final = {
+    "post": Placement("Post-LN", False, False, True, "Xiong et al. 2020, Table 1 (arXiv 2002.04745)"),
+    "pre": Placement("Pre-LN", True, False, False, "Xiong et al. 2020, Table 1 (arXiv 2002.04745)"),
+    "sandwich": Placement(
+        "Sandwich-LN", True, True, False, "Ding et al. 2021, Section 2.4 (arXiv 2105.13290)"
+    ),
+}
+"""What ``SublayerView.placement`` may be, if no factor and no third term is in the sum."""
+OTHER: Final = "other"
 
 
 @dataclass(frozen=True)
@@ -37,8 +62,9 @@ class SublayerView:
     """c."""
     beside: tuple[Tap, ...]
     placement: str
-    """``post``: after = norm(before + branch); ``pre``: before + branch, where the branch reads norm(before);
-    ``sandwich``: a ``pre`` whose branch ends in a norm; ``other``."""
+    """One of ``PLACEMENTS``, or ``other``. ``post``: after = norm(before + branch); ``pre``: before + branch,
+    where the branch reads norm(before); ``sandwich``: a ``pre`` whose branch ends in a norm.
+    """
     relation: str
     """The equation that these tensors satisfy, in words."""
     modules: tuple[str, ...] = ()

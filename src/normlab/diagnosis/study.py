@@ -24,7 +24,8 @@ SEVERITIES: Final = ("note", "warning", "problem")
 class Finding:
     """One conclusion in a sentence. ``name`` is the same in all diagnoses, so programs can look for it.
 
-    ``numbers`` are the evidence: values of ``table`` under the names of their columns, or counts of its rows.
+    ``numbers`` are the evidence: values of ``table`` under the names of their columns, counts of its rows,
+    and what the rule computes from them, such as a ratio.
 
     >>> print(normlab.Finding("late", "note", "the last layer is late", "depth", {"layers": 3}))
     note: the last layer is late [depth: layers = 3]

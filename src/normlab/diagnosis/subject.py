@@ -28,6 +28,8 @@ STEP_LR: Final = 1e-3
 """Learning rate of the step that studies try if none was given; then no finding judges the rate."""
 SMALL_TOKENS: Final = 256
 """Size of the batch for studies that make many passes or need second derivatives."""
+MASK_IN_BATCH: Final = "a batch of keywords whose {} is nonzero where there is a token"
+"""What to give where padding cannot be recognised by gradients."""
 
 
 class _ForwardPass(NamedTuple):
@@ -195,30 +197,35 @@ class Subject:
         """
         masks = self._masks_in_batch() | dict(self.padding_masks or {})
         without = [stack for stack in self.structure.stacks if stack.name not in masks]
-        for name, gradient in self._gradients_at_start(without).items():
-            masks[name] = (gradient != 0).any(-1)
-            if not masks[name].any():
+        gradients = self._gradients_at_start(without)
+        for stack in without:
+            mask = (gradients[stack.name] != 0).any(-1)
+            if not mask.any():
+                in_batch = MASK_IN_BATCH.format(_mask_keyword(stack))
                 raise UserError(
-                    f"the loss does not change with any token of {name}, so padding cannot be "
-                    "recognised; pass padding_masks={stack: mask}, or a loss that uses the model's output"
+                    f"the loss does not change with any token of {stack.name}, so padding cannot be "
+                    f"recognised; give a loss that uses the model's output, or {in_batch}"
                 )
+            masks[stack.name] = mask
         return masks
 
     def _masks_in_batch(self) -> dict[str, Tensor]:
         masks = dict[str, Tensor]()
         batch = self.batch if isinstance(self.batch, Mapping) else {}
         for stack in self.structure.stacks:
-            reads_memory = any(view.role == "cross_attention" for view in stack.sublayers)
-            mask = batch.get("decoder_attention_mask" if reads_memory else "attention_mask")
+            mask = batch.get(_mask_keyword(stack))
             if isinstance(mask, Tensor) and mask.ndim == 2:
                 masks[stack.name] = mask != 0
         return masks
 
     def _gradients_at_start(self, stacks: Sequence[StackView]) -> dict[str, Tensor]:
-        """Return the gradient of the loss where each stack begins, by its name.
+        r"""Return the gradient of the loss where each stack begins, by the stack's name.
 
-        A branch that adds nothing, like ReZero's at the start, leaves no gradient in its parameters and hides
-        which tokens they read: if some have no gradient, other values replace those that are zero.
+        Where it is 0, a position counts as padding. A branch that adds nothing yet would make padding of
+        tokens: with ReZero, a decoder adds :math:`\alpha f(x, m)` with :math:`\alpha = 0` to x, so at the
+        start nothing of the encoder's output m reaches the loss, and every source token has the gradient 0.
+        The parameters of f show that, since :math:`\alpha = 0` leaves them without a gradient, too. If any
+        parameter has none, the gradients are therefore taken at weights that hide no branch.
         """
         if not stacks:
             return {}
@@ -226,18 +233,21 @@ class Subject:
             _, slope, stream = self.backward
             starts = {stack.name: stack.sublayers[0].before for stack in stacks}
             known = {name: stream[tap] for name, tap in starts.items() if tap in stream}
-            nothing_hidden = all(bool(g.to_dense().any()) for g in slope.gradients.values())
-            if len(known) == len(stacks) and nothing_hidden:
+            no_branch_is_hidden = all(bool(g.to_dense().any()) for g in slope.gradients.values())
+            if len(known) == len(stacks) and no_branch_is_hidden:
                 return known
             return self._gradients_awake(stacks)
         except UserError as error:
-            why = f"{error}, or pass padding_masks={{stack: mask}}, True where there is a token"
-            raise UserError(why) from error
+            keywords = " and ".join(dict.fromkeys(_mask_keyword(stack) for stack in stacks))
+            raise UserError(f"{error}, or {MASK_IN_BATCH.format(keywords)}") from error
 
     @torch.enable_grad()
     def _gradients_awake(self, stacks: Sequence[StackView]) -> dict[str, Tensor]:
-        """Return the same with weights of which none is zero, where each stack first has a gradient: all
-        before may be frozen.
+        """Return the gradient of the loss where each stack begins, by the stack's name, at weights of which
+        none is 0: random ones stand for those that are.
+
+        If everything before a stack is frozen, its beginning has no gradient; the first tensor along it that
+        has one stands for it, since positions are the same.
         """
         places = {s.name: [*(v.before for v in s.sublayers), s.sublayers[-1].after] for s in stacks}
         taps = [tap for along in places.values() for tap in along]
@@ -261,10 +271,16 @@ class Subject:
         flat, mask = x.detach().reshape(-1, x.shape[-1]), self.masks[stack]
         if len(flat) != mask.numel():
             raise UserError(
-                f"a mask of shape {tuple(mask.shape)} does not fit a stream of shape {tuple(x.shape)}; pass "
-                "padding_masks={stack: mask} with a mask over all but the last dimension"
+                f"a mask of shape {tuple(mask.shape)} does not fit a stream of shape {tuple(x.shape)}; give "
+                f"one of shape {tuple(x.shape[:-1])}, or none: then padding is where the loss has no gradient"
             )
         return flat[mask.reshape(-1)].to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _mask_keyword(stack: StackView) -> str:
+    """Return the keyword under which a batch has the padding mask of a stack, as in transformers."""
+    reads_memory = any(view.role == "cross_attention" for view in stack.sublayers)
+    return "decoder_attention_mask" if reads_memory else "attention_mask"
 
 
 def _zeros_for_none(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:

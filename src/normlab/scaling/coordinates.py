@@ -15,7 +15,7 @@ from normlab.errors import UserError
 from normlab.scaling import ALL
 from normlab.scaling.exponents import FACTS, NEAR, Axis, Row, rows_of
 from normlab.scaling.family import SetupFamily
-from normlab.scaling.measured import Measured, measure
+from normlab.scaling.one_model import Measured, measure
 from normlab.scaling.parametrisation import Parametrisation, built_with
 from normlab.scaling.wording import reason
 from normlab.setups.setup import Setup
@@ -23,8 +23,8 @@ from normlab.trace.restore import same_globals, same_random_state
 from normlab.trace.tensors import unwrap
 from normlab.trials.journal import Journal
 
-STEPS: Final = 10
-SEEDS: Final = 3
+CHECK_STEPS: Final = 10
+CHECK_SEEDS: Final = 3
 SHARE: Final = 0.1
 """The check may take at most this share of the budget."""
 CHECK: Final = "coordinates"
@@ -136,7 +136,9 @@ class _KeptAnswer:
 
 @dataclass
 class Check:
-    r"""A coordinate check in units of one size and one seed: all sizes with one seed, then with the next.
+    r"""A coordinate check: it measures models one at a time, all sizes with one seed, then with the next.
+
+    One size with one seed is a *unit*; docs/coordinates.md explains what is measured and why.
 
     Each setup is trained for ``steps`` steps by its own step at its peak rates, on copies. What is measured
     are root mean squares: of every parameter at the start; of the outputs of modules, the scores of attention
@@ -153,13 +155,13 @@ class Check:
 
     family: SetupFamily
     seeds: Sequence[int]
-    steps: int = STEPS
+    steps: int = CHECK_STEPS
     unit_s: dict[int, float] = field(default_factory=dict, init=False)
     """By size, the seconds of a unit: to make the model, to read it, and for each step with the look that
     follows it.
     """
     _kind: type[Parametrisation] | None = field(default=None, init=False)
-    _measured: dict[tuple[int, int], Measured] = field(default_factory=dict, init=False)
+    _models: dict[tuple[int, int], Measured] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._kind = _named(self.family.parametrisation)
@@ -182,14 +184,16 @@ class Check:
             self.unit_s[size] = time.monotonic() - start + (self.steps - 1) * step_s
 
     def run(self, until: float = math.inf) -> None:
-        """Measure; do not begin a part of a seed if the rest of that seed would not end by ``until``."""
+        """Measure. A seed counts only with all its sizes, so a unit is begun only if it and the sizes that
+        are left for its seed would end by ``until``, on the monotonic clock.
+        """
         for seed in self.seeds:
             for i, size in enumerate(self.family.sizes):
                 start = time.monotonic()
                 rest_s = sum(self.unit_s.get(later, 0.0) for later in self.family.sizes[i:])
                 if start + rest_s > until:
                     return
-                self._measured[size, seed] = self._unit(size, seed, self.steps)
+                self._models[size, seed] = self._unit(size, seed, self.steps)
                 self.unit_s[size] = time.monotonic() - start
 
     def _unit(self, size: int, seed: int, steps: int) -> Measured:
@@ -203,15 +207,13 @@ class Check:
     def done(self) -> tuple[int, ...]:
         """The seeds with which every size was measured."""
         return tuple(
-            seed for seed in self.seeds if all((size, seed) in self._measured for size in self.family.sizes)
+            seed for seed in self.seeds if all((size, seed) in self._models for size in self.family.sizes)
         )
 
     def answer(self) -> Coordinates:
         """What the finished seeds show."""
         seeds = self.done
-        finished = {
-            (size, seed): measured for (size, seed), measured in self._measured.items() if seed in seeds
-        }
+        finished = {(size, seed): model for (size, seed), model in self._models.items() if seed in seeds}
         return Coordinates(
             axis=self.family.axis,
             sizes=self.family.sizes,
@@ -243,7 +245,7 @@ class BudgetCheck:
     @cached_property
     def check(self) -> Check:
         """What is measured."""
-        return Check(replace(self.family, make=self._make), range(self.seed, self.seed + SEEDS))
+        return Check(replace(self.family, make=self._make), range(self.seed, self.seed + CHECK_SEEDS))
 
     def _make(self, size: int, seed: int) -> Setup:
         self.journal.mark()  # before each unit, during which the process may be killed
@@ -259,7 +261,7 @@ class BudgetCheck:
             return
         until = self._until()
         self._try(lambda: self.check.estimate(until))
-        if self.answer:
+        if self.answer:  # it failed
             return
         seed_s, left_s = self.check.seed_s, until - time.monotonic()
         if not 0 < LEAST_SEEDS * seed_s <= left_s:
@@ -298,7 +300,9 @@ class BudgetCheck:
         return time.monotonic() + min(SHARE * self.budget_s, self.budget_s - self.journal.seconds)
 
     def _try(self, part: Callable[[], None]) -> None:
-        """Run a part of the check; if it fails, which does not matter to the trials, keep the reason."""
+        """Run a part of the check. If it fails, which does not matter to the trials, ``answer`` says why, and
+        that ends the check.
+        """
         try:
             part()
         except UserError as error:

@@ -1,6 +1,7 @@
 """Exponents of the size: slopes over the sizes of what was measured, each beside the intended exponent.
 
 What is intended follows from a declared parametrisation, or from what a learning rate needs to carry.
+docs/coordinates.md, "Which slopes are right", says it for users.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 from normlab.base.model_config import ModelConfig
 from normlab.diagnosis.laws import half_width
 from normlab.scaling import ALL, LEVEL
-from normlab.scaling.measured import Key, Measured, Place
+from normlab.scaling.one_model import Measured, Place, QuantityKey
 from normlab.scaling.parametrisation import ONE, Exponents, MuP, Parametrisation
 
 Axis = Literal["width", "depth"]
@@ -34,8 +35,8 @@ _HELD: Final = ("rate", "decay", "eps", "beta1", "beta2", "attention scale", "he
 """What is exact: the numbers that an optimizer or a model holds."""
 _SUMMED: Final = ("start", "rate", "decay", "eps", "activation", "update")
 """What also has rows for all places of a role together."""
-Sizes = Mapping[tuple[int, int], Measured]
-"""By size and seed."""
+Models = Mapping[tuple[int, int], Measured]
+"""What each model showed, by size and seed."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class _Meant:
         return high >= self.low - NEAR and low <= self.exponent + NEAR
 
 
-def _by_table(kind: type[Parametrisation], axis: Axis, key: Key, place: Place) -> _Meant | None:
+def _by_table(kind: type[Parametrisation], axis: Axis, key: QuantityKey, place: Place) -> _Meant | None:
     """What a declared parametrisation prescribes for a start, a rate, a decay, an eps, or a branch.
 
     A role that the table of decays, or of starts, leaves out is not judged, nor is an eps that it does not
@@ -81,37 +82,50 @@ def _by_table(kind: type[Parametrisation], axis: Axis, key: Key, place: Place) -
     return None
 
 
-def _to_carry(axis: Axis, key: Key, step: int, place: Place) -> _Meant | None:
-    r"""What a learning rate needs to carry: updates change everything by the same amount at every size,
-    neither growing nor vanishing, and nothing grows at the start.
+def _to_carry(axis: Axis, key: QuantityKey, step: int, place: Place) -> _Meant | None:
+    """What a learning rate needs to carry: nothing grows at the start, and updates change everything by the
+    same amount at every size, neither growing nor vanishing.
 
-    A change that is a sum over features may fall by a root of the width: its terms align fully, as the theory
-    has it, or not at all. Everett et al. 2024, section 3 (2407.05872). So may one that adds up several steps,
-    since the steps of a wider model may agree less. With depth, the updates of all layers add up in the
-    stream; the change there counts, not that of a layer, nor that of the logits, which is relative to a
-    stream whose own start approaches that of the embeddings.
+    ============================  ==========================  ================================
+    quantity                      over width                  over depth
+    ============================  ==========================  ================================
+    stream at the start           does not grow               does not grow
+    other tensors at the start    do not grow                 not judged
+    change of the stream          does not grow               does not grow
+    update in a block             the same, or m^-0.5 if a    not judged
+    update outside the blocks     sum (see below)             the same
+    change of the logits          the same to m^-0.5          not judged
+    ============================  ==========================  ================================
     """
     quantity = key.quantity
+    does_not_grow = _Meant(0.0, falls=math.inf)
     if quantity == "activation" and key.role in ("embedding", "head"):
         return None  # a multiplier may follow: what counts is what enters the first block, and the logits
-    at_most_the_same = _Meant(0.0, falls=math.inf)
     if quantity == "stream change" or (quantity == "stream" and not step):
-        return at_most_the_same
+        return does_not_grow
     if axis == "depth":
+        # the updates of all layers add up in the stream, so its change counts, and not that of a layer; nor
+        # that of the logits, which is relative to a stream that starts closer to the embeddings if deeper
         return _Meant(0.0) if quantity == "update" and not place.in_block else None
     if quantity in _STARTING and not step:
-        return at_most_the_same
+        return does_not_grow
     if quantity in ("logits change", "update"):
-        may_fall = quantity == "logits change" or place.product or step > 1
-        return _Meant(0.0, falls=HALF if may_fall else 0.0)
+        # the terms of a sum over features align fully, as the theory has it, or not at all: then the sum
+        # grows by a root of the width less. Everett et al. 2024, Section 3 (2407.05872). A change by several
+        # steps is a sum, too, and the steps of a wider model may agree less
+        is_sum = quantity == "logits change" or place.product or step > 1
+        return _Meant(0.0, falls=HALF if is_sum else 0.0)
     return None
 
 
-def _kind_of(key: Key, start: float, rate: float) -> str:
+def _kind_of(key: QuantityKey, start: float, rate: float) -> str:
     """What is wrong if this quantity is, given the exponents of its parameter's start and rate: start, rate,
     decay, eps, multiplier, attention scale or branch.
 
-    If the start, or the rate, is right, the multiplier is wrong. Yang et al. 2022, Table 8 (2203.03466).
+    The size of an output goes with the start times a multiplier, that of an update with the rate times a
+    multiplier, and the same model can be written with other factors in both (``_equivalent``). So one table
+    is the yardstick, whatever was declared: µP's. If the start, or the rate, is as it has them, or is not
+    known, the multiplier is wrong. Yang et al. 2022, Table 8 (2203.03466).
     """
     match key.quantity:
         case "start" | "rate" | "decay" | "eps" | "attention scale":
@@ -120,10 +134,17 @@ def _kind_of(key: Key, start: float, rate: float) -> str:
             return "branch"
         case "activation" | "logits":
             role = "head" if key.role == "logits" else key.role
-            return "start" if abs(start - MuP.starts.get(role, start)) > NEAR else "multiplier"
-        case "update" if abs(rate - MuP.rates.get(key.role, ONE).width) > NEAR:
-            return "rate"
+            return "start" if _differs(start, MuP.starts.get(role)) else "multiplier"
+        case "update":
+            return "rate" if _differs(rate, MuP.rates.get(key.role, ONE).width) else "multiplier"
     return "multiplier"
+
+
+def _differs(exponent: float, in_mup: float | None) -> bool:
+    """Whether an exponent is known, and is not the one that µP has for a role, if it has any."""
+    if in_mup is None or math.isnan(exponent):
+        return False
+    return abs(exponent - in_mup) > NEAR
 
 
 @dataclass(frozen=True)
@@ -185,15 +206,13 @@ class _Slope(NamedTuple):
         return math.isfinite(self.mean) and math.isfinite(self.high - self.low)
 
 
-def rows_of(measured: Sizes, axis: Axis, kind: type[Parametrisation] | None) -> Iterator[Row]:
+def rows_of(models: Models, axis: Axis, kind: type[Parametrisation] | None) -> Iterator[Row]:
     """Yield what every model showed, in the order of a pass and by step, then by role; ``kind`` is the
     parametrisation that was declared.
     """
-    sizes = sorted({size for size, _ in measured})
-    places = next(of_model.places for (size, _), of_model in measured.items() if size == sizes[-1])
-    slopes = {
-        (key, step): _slope(measured, sizes, [key], step) for key, step in _shown_by_all(measured, places)
-    }
+    sizes = sorted({size for size, _ in models})
+    places = next(of_model.places for (size, _), of_model in models.items() if size == sizes[-1])
+    slopes = {(key, step): _slope(models, sizes, [key], step) for key, step in _shown_by_all(models, places)}
     by_parameter = {(key.quantity, key.parameter): slope.mean for (key, _), slope in slopes.items()}
     rows = list[Row]()
     for (key, step), slope in slopes.items():
@@ -208,36 +227,40 @@ def rows_of(measured: Sizes, axis: Axis, kind: type[Parametrisation] | None) -> 
         row = _row(key, step, slope, meant)
         rows.append(replace(row, kind=_kind_of(key, start, rate), path=place.path))
     yield from _equivalent(rows)
-    yield from _rows_by_role(measured, sizes, list(slopes))
+    yield from _rows_by_role(models, sizes, list(slopes))
 
 
-def _shown_by_all(measured: Sizes, places: Mapping[Key, Place]) -> list[tuple[Key, int]]:
+def _shown_by_all(models: Models, places: Mapping[QuantityKey, Place]) -> list[tuple[QuantityKey, int]]:
     """What every model showed and at which steps, in the order of a pass and by step."""
-    shared = set[tuple[Key, int]].intersection(*(set(of_model.values) for of_model in measured.values()))
+    shared = set[tuple[QuantityKey, int]].intersection(
+        *(set(of_model.values) for of_model in models.values())
+    )
     rank = {key: number for number, key in enumerate(places)}
 
-    def order(shown: tuple[Key, int]) -> tuple[int, int, int]:
+    def order(shown: tuple[QuantityKey, int]) -> tuple[int, int, int]:
         key, step = shown
         return places[key].time, rank[key], step
 
     return sorted(shared, key=order)
 
 
-def _rows_by_role(measured: Sizes, sizes: Sequence[int], shown: Sequence[tuple[Key, int]]) -> Iterator[Row]:
+def _rows_by_role(
+    models: Models, sizes: Sequence[int], shown: Sequence[tuple[QuantityKey, int]]
+) -> Iterator[Row]:
     """Yield a row for all places of a role together, which is not judged."""
-    steps_by_key: dict[Key, set[int]] = defaultdict(set)
-    keys_by_role: dict[Key, list[Key]] = defaultdict(list)
+    steps_by_key: dict[QuantityKey, set[int]] = defaultdict(set)
+    keys_by_role: dict[QuantityKey, list[QuantityKey]] = defaultdict(list)
     for key, step in shown:
         if key.quantity in _SUMMED:
             steps_by_key[key].add(step)
     for key in steps_by_key:
-        keys_by_role[Key(key.quantity, key.role, ALL)].append(key)
+        keys_by_role[QuantityKey(key.quantity, key.role, ALL)].append(key)
     for role, keys in keys_by_role.items():
         for step in sorted(set[int].union(*(steps_by_key[key] for key in keys))):
-            yield _row(role, step, _slope(measured, sizes, keys, step), None)
+            yield _row(role, step, _slope(models, sizes, keys, step), None)
 
 
-def _row(key: Key, step: int, slope: _Slope, meant: _Meant | None) -> Row:
+def _row(key: QuantityKey, step: int, slope: _Slope, meant: _Meant | None) -> Row:
     return Row(
         role=key.role,
         module=key.module,
@@ -254,11 +277,11 @@ def _row(key: Key, step: int, slope: _Slope, meant: _Meant | None) -> Row:
     )
 
 
-def _slope(measured: Sizes, sizes: Sequence[int], keys: Sequence[Key], step: int) -> _Slope:
+def _slope(models: Models, sizes: Sequence[int], keys: Sequence[QuantityKey], step: int) -> _Slope:
     """The slope of the root mean square of some quantities together."""
-    seeds = list(dict.fromkeys(seed for _, seed in measured))
+    seeds = list(dict.fromkeys(seed for _, seed in models))
     table = [
-        [fmean(measured[size, seed].values[key, step] ** 2 for key in keys) ** 0.5 for size in sizes]
+        [fmean(models[size, seed].values[key, step] ** 2 for key in keys) ** 0.5 for size in sizes]
         for seed in seeds
     ]
     values = tuple(fmean(column) for column in zip(*table, strict=True))
@@ -291,7 +314,7 @@ def _of_attention(kind: type[Parametrisation] | None, axis: Axis, widths: _Slope
     narrow, wide = widths.values[0], widths.values[-1]
     if narrow == wide:
         return None
-    declared = kind(ModelConfig())
+    declared = kind(ModelConfig())  # of any configuration: the scale depends on the head's width alone
     # None stands for the usual scale, one over the root of the head's width
     at_narrow, at_wide = (
         math.log(declared.attention_scale(None, round(width)) or width**-0.5) for width in (narrow, wide)
@@ -302,8 +325,10 @@ def _of_attention(kind: type[Parametrisation] | None, axis: Axis, widths: _Slope
 def _equivalent(rows: Sequence[Row]) -> list[Row]:
     r"""The rows; a start and a rate that are off by the same exponent are not judged.
 
-    Under Adam, a factor :math:`m^\theta` on both amounts to one on the parameter's multiplier, and the update
-    shows whether the multiplier makes up for it. Yang et al. 2022, Lemma J.1 (2203.03466).
+    Let both be :math:`m^{0.5}` too large for a matrix W. Adam's step does not depend on the size of
+    gradients, so :math:`V = m^{-0.5} W` starts and moves as intended, and the model computes with
+    :math:`m^{0.5} V`: it is one with the right start and rate, and with a multiplier. The update shows
+    whether that is as it should be. Yang et al. 2022, Lemma J.1 (2203.03466).
     """
     excess: dict[str, dict[str, float]] = {"start": {}, "rate": {}}
     for row in rows:

@@ -16,8 +16,8 @@ from normlab.scaling.coordinates import BudgetCheck
 from normlab.scaling.family import SetupFamily
 from normlab.scaling.optimum import RATES, WINDOW, best_of
 from normlab.scaling.request import Request
+from normlab.scaling.result import Transfer
 from normlab.scaling.sweep import INDEPENDENT, LEAST_SIZES, Decay, Sweep
-from normlab.scaling.verdict import Transfer
 from normlab.setups.setup import Setup
 from normlab.trace.dry_run import groups_of
 from normlab.trace.optimizers import copied
@@ -35,7 +35,7 @@ SHORTEST: Final = 4
 """To fit a budget, the steps of a trial are divided by up to this; after that, sizes are left out."""
 
 
-class Key(NamedTuple):
+class TrialKey(NamedTuple):
     """What identifies a trial."""
 
     size: int
@@ -44,6 +44,33 @@ class Key(NamedTuple):
     """Of the rate, above the setup's own at this size."""
     decay: float
     """The factor on the weight decay."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the budget holds."""
+
+    sizes: tuple[int, ...]
+    """The sizes that are tried."""
+    steps: int
+    """The steps of a trial."""
+    fits: bool
+    """Whether all trials of these sizes end within the budget."""
+    has_begun: bool
+    """Whether the journal holds trials of the same request, whose steps then stay."""
+    left_s: float
+    """The seconds of the budget that are left."""
+    whole_s: float
+    """A budget in seconds that would do for all that was asked for."""
+    kept: int = 0
+    """How many trials the journal holds."""
+    missing: int = 0
+    """About how many are still to be made."""
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether nothing is tried: the budget does not hold even the fewest sizes at the fewest steps."""
+        return not self.fits and not self.has_begun
 
 
 @dataclass
@@ -58,7 +85,7 @@ class Ladder:
     parameters: dict[int, int] = field(default_factory=dict, init=False)
     built_s: dict[int, float] = field(default_factory=dict, init=False)
     """By size, the seconds that building a setup takes."""
-    tried: dict[Key, Trial] = field(default_factory=dict, init=False)
+    tried: dict[TrialKey, Trial] = field(default_factory=dict, init=False)
     batches: dict[int, Callable[[int], list[Any]]] = field(default_factory=dict, init=False)
     last_built: tuple[tuple[int, int], Setup] | None = field(default=None, init=False)
     """The last setup that was built, after its size and seed: memory is for one at a time."""
@@ -72,15 +99,18 @@ class Ladder:
         """Measure, plan, check the coordinates, train, and answer."""
         self._begin()
         self.check.plan()
-        sizes, steps, sentence = self._planned()
+        plan = self._planned()
+        sentence = self._sentence(plan)
+        self.expected = plan.kept + plan.missing
         if self.request.announce is not None:
             self.request.announce(sentence)
-        ended_by = "" if sizes else sentence
+        if plan.is_too_short:
+            return self._answer(plan.steps, sentence, ended_by=sentence)
+        ended_by = ""
         try:
-            if sizes:
-                self.check.run()
-            for key in self._wanted(sizes):
-                trial = self._kept(key, steps) or self._trial(key, steps)
+            self.check.run()
+            for key in self._wanted(plan.sizes):
+                trial = self._kept(key, plan.steps) or self._trial(key, plan.steps)
                 if isinstance(trial, str):
                     ended_by = trial
                     break
@@ -90,7 +120,7 @@ class Ladder:
             if not self.tried:
                 raise
             ended_by = INTERRUPTED
-        return self._answer(steps, sentence, ended_by)
+        return self._answer(plan.steps, sentence, ended_by)
 
     # ------------------------------------------------------------------------------------------- beginning
     def _begin(self) -> None:
@@ -171,15 +201,15 @@ class Ladder:
         options = dict[str, Any]()
         if decay != 1:
             options["weight_decay"] = lambda today: today * decay
-        measured = self.attempts.get(size)
-        name = f"{self.family.axis} {size}" if measured is None else self._name(size, seed, decay)
+        of_first_seed = self.attempts.get(size)
+        name = f"{self.family.axis} {size}" if of_first_seed is None else self._name(size, seed, decay)
         return Attempts(
             Variant(self._setup(size, seed), name, options),
             replace(self.request, seed=seed),
             self._batches(seed),
             self.journal,
             self.request.budget_s,
-            measured_by=measured,
+            measured_by=of_first_seed,
         )
 
     def _name(self, size: int, seed: int, decay: float) -> str:
@@ -187,46 +217,61 @@ class Ladder:
         return f"{self.family.axis} {size}, seed {seed}" + (f", decay x{decay:g}" if decay != 1 else "")
 
     # -------------------------------------------------------------------------------------------- planning
-    def _planned(self) -> tuple[tuple[int, ...], int, str]:
-        """The sizes and the steps for which the budget lasts, and a sentence that says so. Once trials have
-        begun, their steps stay, and no size that has some is left out.
+    def _planned(self) -> Plan:
+        """Decide on sizes and steps, and note the steps in the journal.
+
+        To fit the budget, steps become fewer, down to ``1 / SHORTEST`` of those that were asked for; then
+        sizes are left out. Once trials have begun, their steps stay, and no size that has some is left out.
         """
         asked = self.request.steps
         begun = self.journal.row(planned=asked)
         left_s = self.request.budget_s - self.journal.seconds
-        steps = max(LEAST_STEPS, asked // SHORTEST) if begun is None else int(begun["steps"])
-        sizes = self._affordable_sizes(steps, left_s)
-        fits = self._cost(sizes, steps) <= left_s
-        needed = duration(
-            self.journal.seconds + self._cost(self.family.sizes, asked if begun is None else steps)
-        )
+        fewest_steps = max(LEAST_STEPS, asked // SHORTEST) if begun is None else int(begun["steps"])
+        sizes = self._affordable_sizes(fewest_steps, left_s)
+        fits = self._cost(sizes, fewest_steps) <= left_s
+        most_steps = asked if begun is None else fewest_steps
+        whole_s = self.journal.seconds + self._cost(self.family.sizes, most_steps)
+        plan = Plan(sizes, fewest_steps, fits, begun is not None, left_s, whole_s)
+        if plan.is_too_short:
+            return plan
         if begun is None:
-            if not fits:
-                return (), steps, self._too_short(sizes, steps, left_s, needed)
-            steps = self._affordable_steps(sizes, left_s)
-            self.journal.append({"planned": asked, "steps": steps})
-        kept = sum(self._number_kept(size, steps) for size in sizes)
-        if self._all_kept(sizes, steps):
-            self.expected, fits = kept, True
-            trials = f"all {kept} trials of {steps} steps at {self._names(sizes)}"
-            sentence = f"{trials} are kept: none is left to train"
-        else:
-            missing = max(round(sum(self._missing(size, steps) for size in sizes)), 1)
-            self.expected = kept + missing
-            enough = "enough" if fits else "not enough"
-            beside = f" beside the {kept} that are kept" if kept else ""
-            sentence = (
-                f"{_budget(left_s)} is {enough} for {self._names(sizes)} at {RATES} rates or more and "
-                f"{self.request.seeds} seeds: about {missing} trials of {steps} steps{beside}, "
-                f"{duration(self._cost(sizes, steps))}"
+            plan = replace(plan, steps=self._affordable_steps(sizes, left_s))
+            self.journal.append({"planned": asked, "steps": plan.steps})
+        kept = sum(self._number_kept(size, plan.steps) for size in sizes)
+        if self._all_kept(sizes, plan.steps):
+            return replace(plan, kept=kept, fits=True)
+        missing = sum(self._missing(size, plan.steps) for size in sizes)
+        return replace(plan, kept=kept, missing=max(round(missing), 1))
+
+    def _sentence(self, plan: Plan) -> str:
+        """Say which trials will be made, and what is left out."""
+        needed = duration(plan.whole_s)
+        if plan.is_too_short:
+            return (
+                f"too short to tell: {_budget(plan.left_s)} is not enough for trials of {plan.steps} steps "
+                f"at {self._names(plan.sizes)}; a budget of {needed} would do for all"
             )
-        if not fits:
+        sentence = self._sentence_of_trials(plan)
+        if not plan.fits:
             sentence += f"; trials go on until it ends, and {needed} would do for all"
-        elif left_out := self._left_out(sizes, steps, begun=begun is not None):
+        elif left_out := self._left_out(plan):
             sentence += f"; {left_out} would take a budget of {needed}"
         if self.has_decay and self.request.ways == [Decay()]:
             sentence += f"; the weight decay is not swept: decays 1 {INDEPENDENT} would do that as well"
-        return sizes, steps, sentence
+        return sentence
+
+    def _sentence_of_trials(self, plan: Plan) -> str:
+        sizes, steps = plan.sizes, plan.steps
+        if not plan.missing:
+            trials = f"all {plan.kept} trials of {steps} steps at {self._names(sizes)}"
+            return f"{trials} are kept: none is left to train"
+        enough = "enough" if plan.fits else "not enough"
+        beside = f" beside the {plan.kept} that are kept" if plan.kept else ""
+        return (
+            f"{_budget(plan.left_s)} is {enough} for {self._names(sizes)} at {RATES} rates or more and "
+            f"{self.request.seeds} seeds: about {plan.missing} trials of {steps} steps{beside}, "
+            f"{duration(self._cost(sizes, steps))}"
+        )
 
     def _affordable_sizes(self, steps: int, left_s: float) -> tuple[int, ...]:
         """The sizes without the largest ones that a budget does not hold, unless they have trials already."""
@@ -246,18 +291,12 @@ class Ladder:
         affordable = (left_s - fixed_s) / step_s
         return self.request.steps if affordable >= self.request.steps else int(affordable)
 
-    def _too_short(self, sizes: Sequence[int], steps: int, left_s: float, needed: str) -> str:
-        return (
-            f"too short to tell: {_budget(left_s)} is not enough for trials of {steps} steps at "
-            f"{self._names(sizes)}; a budget of {needed} would do for all"
-        )
-
-    def _left_out(self, sizes: Sequence[int], steps: int, *, begun: bool) -> str:
+    def _left_out(self, plan: Plan) -> str:
         """What of the request is left out: sizes, steps or both; empty if nothing is."""
         parts = list[str]()
-        if others := [size for size in self.family.sizes if size not in sizes]:
+        if others := [size for size in self.family.sizes if size not in plan.sizes]:
             parts.append(self._names(others))
-        if not begun and steps < self.request.steps:
+        if not plan.has_begun and plan.steps < self.request.steps:
             parts.append(f"{self.request.steps} steps")
         return " and ".join(parts)
 
@@ -274,17 +313,20 @@ class Ladder:
         return total
 
     def _missing(self, size: int, steps: int) -> float:
-        """About how many trials a size still takes; weight decays share those in which they are equal."""
+        """About how many trials a size still takes."""
         request = self.request
         searched = SEARCHED if size == self.family.sizes[0] else SEARCHED / 2
         rates = len(request.rates) or RATES + searched
+        # weight decays share the trials in which they are equal: with `1 independent` those at today's rate,
+        # so that two decays take 9 trials where one takes 5
         octaves = [k - WINDOW for k in range(RATES)]
         different = {(octave, way.at(octave)) for octave in octaves for way in request.ways}
-        ways = len(different) / RATES
-        return max(rates * request.seeds * ways - self._number_kept(size, steps), 0.0)
+        trials_per_rate = len(different) / RATES
+        return max(rates * request.seeds * trials_per_rate - self._number_kept(size, steps), 0.0)
 
     def _number_kept(self, size: int, steps: int) -> int:
         """How many trials of a size the journal holds."""
+        # a row has the name of its trial, which has the decay; so all decays that may occur are listed
         octaves = self._given() or range(-FARTHEST, FARTHEST + 1)
         decays = {way.at(octave) for way in self.request.ways for octave in octaves}
         names = {self._name(size, seed, decay) for seed in self.request.every_seed for decay in decays}
@@ -299,21 +341,31 @@ class Ladder:
         return True
 
     # ---------------------------------------------------------------------------------------------- trials
-    def _wanted(self, sizes: Sequence[int]) -> Iterator[Key]:
-        """What to try next, given what was tried so far: all sizes with one seed, then with another."""
-        for way, seeds, size in product(self.request.ways, range(1, self.request.seeds + 1), sizes):
-            for octave in self._octaves(size, way, seeds):
-                for seed in self.request.every_seed[:seeds]:
-                    key = Key(size, seed, octave, way.at(octave))
+    def _wanted(self, sizes: Sequence[int]) -> Iterator[TrialKey]:
+        """Yield what to try next: all sizes with one seed, then with another.
+
+        What comes next depends on how the last trial went. So whoever iterates puts each trial into ``tried``
+        before asking for the next, as ``climb`` and ``_all_kept`` do.
+
+        With another seed the best rate may be another, so each round goes through the rates of all its seeds
+        again, and yields what has not been tried.
+        """
+        rounds = range(1, self.request.seeds + 1)
+        for way, number_of_seeds, size in product(self.request.ways, rounds, sizes):
+            for octave in self._octaves(size, way, number_of_seeds):
+                for seed in self.request.every_seed[:number_of_seeds]:
+                    key = TrialKey(size, seed, octave, way.at(octave))
                     if key not in self.tried:
                         yield key
 
-    def _octaves(self, size: int, way: Decay, seeds: int) -> Iterator[float]:
-        """The rates to try with so many seeds: five around the best, which moves as they are tried."""
+    def _octaves(self, size: int, way: Decay, number_of_seeds: int) -> Iterator[float]:
+        """Yield the rates to try with the first so many seeds: five around the best, which moves as they are
+        tried. Before the next rate is asked for, ``tried`` must hold the trials at the last one.
+        """
         if self.request.rates:
             yield from self._given()
             return
-        best = self._start(size, way, seeds)
+        best = self._start(size, way, number_of_seeds)
         done = set[float]()
         while True:
             around = [best + k - WINDOW for k in range(RATES)]
@@ -324,7 +376,7 @@ class Ladder:
             octave = min(missing, key=lambda x: (abs(x - best), -x))
             yield octave
             done.add(octave)
-            better = best_of(self._losses(size, way, seeds, done))
+            better = best_of(self._losses(size, way, number_of_seeds, done))
             # if all diverged, a rate below them may train
             best = min(done) - 1 if better is None else better
 
@@ -333,24 +385,24 @@ class Ladder:
         today = self.attempts[self.family.sizes[0]].measured.course.rate
         return [math.log2(rate / today) for rate in sorted(self.request.rates)]
 
-    def _start(self, size: int, way: Decay, seeds: int) -> float:
-        """Where to begin: at the best rate with fewer seeds, else at a smaller size's, else at today's."""
+    def _start(self, size: int, way: Decay, number_of_seeds: int) -> float:
+        """Where to begin: at the best rate with one seed less, else at a smaller size's, else at today's."""
+        if number_of_seeds > 1:
+            best = best_of(self._losses(size, way, number_of_seeds - 1))
+            if best is not None:
+                return best
         sizes = self.family.sizes
-        smaller = reversed(sizes[: sizes.index(size)])
-        sources = [(size, seeds - 1), *((other, seeds) for other in smaller)]
-        for source, number in sources:
-            if not number:
-                continue
-            best = best_of(self._losses(source, way, number))
+        for smaller in reversed(sizes[: sizes.index(size)]):
+            best = best_of(self._losses(smaller, way, number_of_seeds))
             if best is not None:
                 return best
         return 0.0
 
     def _losses(
-        self, size: int, way: Decay, seeds: int, octaves: set[float] | None = None
+        self, size: int, way: Decay, number_of_seeds: int, octaves: set[float] | None = None
     ) -> dict[tuple[float, int], float]:
         """The losses so far by octave and seed: of the first seeds, and of these octaves or all."""
-        first_seeds = self.request.every_seed[:seeds]
+        first_seeds = self.request.every_seed[:number_of_seeds]
         losses: dict[tuple[float, int], float] = {}
         for key, trial in self.tried.items():
             is_of_model = key.size == size and key.seed in first_seeds and key.decay == way.at(key.octave)
@@ -358,14 +410,14 @@ class Ladder:
                 losses[key.octave, key.seed] = trial.loss
         return losses
 
-    def _rate(self, key: Key) -> float:
+    def _rate(self, key: TrialKey) -> float:
         return self.attempts[key.size].measured.course.rate * 2.0**key.octave
 
-    def _kept(self, key: Key, steps: int) -> Trial | None:
+    def _kept(self, key: TrialKey, steps: int) -> Trial | None:
         name = self._name(key.size, key.seed, key.decay)
         return kept_trial(self.journal, name, self._rate(key), steps)
 
-    def _trial(self, key: Key, steps: int) -> Trial | str:
+    def _trial(self, key: TrialKey, steps: int) -> Trial | str:
         """The trial, or why the budget does not hold it."""
         attempts = self._attempts_of(key.size, key.seed, key.decay)
         progress = self.request.progress
@@ -380,7 +432,7 @@ class Ladder:
 
     # ---------------------------------------------------------------------------------------------- answer
     def _answer(self, steps: int, plan: str, ended_by: str) -> Transfer:
-        measured = {size: attempts.measured for size, attempts in self.attempts.items()}
+        first_steps = {size: attempts.measured for size, attempts in self.attempts.items()}
         smallest, largest = self.family.sizes[0], self.family.sizes[-1]
         return Transfer(
             title=self.family.title,
@@ -389,15 +441,15 @@ class Ladder:
             target=self.request.target or largest,
             steps=steps,
             seeds=self.request.seeds,
-            rates={size: first.course.rate for size, first in measured.items()},
-            step_s={size: fmean(first.seconds) for size, first in measured.items()},
+            rates={size: first.course.rate for size, first in first_steps.items()},
+            step_s={size: fmean(first.seconds) for size, first in first_steps.items()},
             parameters=self.parameters,
             sweeps=tuple(self._sweep(way) for way in self.request.ways),
             coordinates=self.check.answer,
             plan=plan,
             ended_by=ended_by,
             seconds=self.journal.seconds,
-            facts={"warm-up": measured[smallest].course.rising},
+            facts={"warm-up": first_steps[smallest].course.rising},
         )
 
     def _sweep(self, way: Decay) -> Sweep:

@@ -15,7 +15,7 @@ pooled over sizes. If losses are farther from the curve than seeds are from each
 of fit, the form does not describe them, and the interval reaches at least to the neighbours of the best rate.
 The slope over :math:`\log_2` of the size is a regression weighted by these intervals, with the interval of
 Hartung and Knapp (2001), but never narrower than the fixed-effect one. tests/scaling checks the coverage of
-all these intervals by simulation.
+all these intervals by simulation; docs/transfer.md, "How the answer is found", says the same for users.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ _ZOOMS: Final = 8
 """How often that is done: each time they reach a quarter as far."""
 _DRAWN: Final = 33
 """Points of a curve that is drawn."""
+_NO_PRIOR: Final = 0.0
+"""The weight of the prior of skews where it shall not count."""
 _STRAIGHT: Final = 1e-5
 """A smaller skew counts as this one: the formula divides by its square."""
 _TINY: Final = 1e-150
@@ -76,7 +78,7 @@ class Optimum:
     why: str = ""
     """Why the interval is open, or why there is none."""
     lack: Lack = ""
-    """What more of is needed to know it."""
+    """What there must be more of to know it; empty if it is known."""
     rates: tuple[float, ...] = ()
     """Octaves at which trials would show more."""
 
@@ -123,14 +125,17 @@ class Trend:
 
 @dataclass(frozen=True)
 class Fit:
-    """Optima by size, the noise of a loss, and the line through the optima; None for fewer than two."""
+    """What was fitted to the losses of all sizes."""
 
     optima: Mapping[int, Optimum]
+    """By size."""
     noise: float = math.nan
+    """The standard deviation of a loss about its curve."""
     skews: Mapping[int, float] = field(default_factory=dict)
     misfit: bool = False
     """Whether losses are farther from their curves than seeds are from each other."""
-    trend: Trend | None = None
+    line: Trend | None = None
+    """Through all optima that are closed, however few; None for fewer than two."""
     curves: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
     """By size, octaves and losses of the fitted curve, to draw it."""
 
@@ -164,7 +169,7 @@ class _Deviations(NamedTuple):
 
 
 class _Minimum(NamedTuple):
-    """Where a curve that fits best is lowest, its skew, and what it leaves."""
+    """Where the curve of least cost is lowest, its skew, and that cost."""
 
     x: float
     skew: float
@@ -216,44 +221,49 @@ class _Curve:
         """`[..., R]`: by rate, the loss above the minimum for curves with a curvature of 1."""
         return bent(np.unique(self.x) - best[..., None], skew[..., None])
 
-    def cost(self, best: Array, skew: Array, noise: float) -> Array:
-        """The least residual sum of squares of curves with these minima and skews, plus what their skews cost
-        at this noise.
+    def cost(self, best: Array, skew: Array, prior_weight: float) -> Array:
+        r"""What curves with these minima and skews cost, each at its best curvature and intercepts:
+        :math:`\mathrm{RSS} + \sigma^2 ((\kappa - m) / s)^2`, in squares of losses.
+
+        RSS is the residual sum of squares, :math:`\kappa` the skew, m and s the mean and the deviation of its
+        prior, ``SKEWS``. For normal noise of the deviation :math:`\sigma`, which is ``prior_weight``, this is
+        :math:`-2 \sigma^2` times the log of the posterior density, but for a constant. So the least cost is
+        at the posterior mode. ``_NO_PRIOR`` leaves RSS alone.
         """
-        # the best curvature in closed form, by projecting the losses on the rise; it is 0 at least
+        # the losses projected on the rise give the best curvature: <rise, losses> / <rise, rise>, 0 at least
         rise = self.rise(best, skew)
         size = np.maximum(((rise @ (self.spread @ self.spread.T)) * rise).sum(-1), _TINY)
         along = np.maximum(rise @ (self.spread @ self.losses), 0.0)
         residual = self.losses @ self.losses - along**2 / size
-        of_skew = (noise * (skew - SKEWS[0]) / SKEWS[1]) ** 2
-        return np.asarray(residual + of_skew, np.float64)
+        prior = (prior_weight * (skew - SKEWS[0]) / SKEWS[1]) ** 2
+        return np.asarray(residual + prior, np.float64)
 
-    def profile(self, best: Array, noise: float) -> tuple[Array, Array]:
+    def profile(self, best: Array, prior_weight: float) -> tuple[Array, Array]:
         """By optimum, the least cost over all skews, and the skew that has it."""
         skew, reach = np.zeros((best.size, 1)), SKEWEST
         for _ in range(_ZOOMS):
             near = np.clip(skew + reach * _SKEWS, -SKEWEST, SKEWEST)
-            least = self.cost(best[:, None], near, noise).argmin(1)[:, None]
+            least = self.cost(best[:, None], near, prior_weight).argmin(1)[:, None]
             skew = np.take_along_axis(near, least, 1)
             reach *= float(_SKEWS[-1] - _SKEWS[-2])
-        return self.cost(best, skew[:, 0], noise), skew[:, 0]
+        return self.cost(best, skew[:, 0], prior_weight), skew[:, 0]
 
-    def minimum(self, noise: float) -> _Minimum:
+    def minimum(self, prior_weight: float) -> _Minimum:
         """The minimum of the curve with the least cost."""
         grid = self.grid(_COARSE)
-        before, _, after = _lowest(grid, self.profile(grid, noise)[0])
+        before, _, after = _lowest(grid, self.profile(grid, prior_weight)[0])
         grid = np.linspace(before, after, _COARSE)
-        _, x, _ = _lowest(grid, self.profile(grid, noise)[0])
-        cost, skew = self.profile(np.array([x]), noise)
+        _, x, _ = _lowest(grid, self.profile(grid, prior_weight)[0])
+        cost, skew = self.profile(np.array([x]), prior_weight)
         return _Minimum(x, float(skew[0]), max(float(cost[0]), 0.0))
 
     def grid(self, points: int) -> Array:
         """Where to look for the optimum, which may lie beyond the rates that were tried."""
         return np.linspace(self.low - WINDOW, self.high + WINDOW, points)
 
-    def fitted(self, of: _Minimum) -> tuple[float, Array]:
-        """The curvature, and the residuals."""
-        rise = self.rise(np.array(of.x), np.array(of.skew)) @ self.spread
+    def fitted(self, minimum: _Minimum) -> tuple[float, Array]:
+        """The curvature of the curve with this minimum, and its residuals."""
+        rise = self.rise(np.array(minimum.x), np.array(minimum.skew)) @ self.spread
         curvature = max(float(rise @ self.losses), 0.0) / max(float(rise @ rise), _TINY)
         return curvature, self.losses - curvature * rise
 
@@ -269,12 +279,12 @@ class _Curve:
             within_freedom=(len(shared) - 1) * (seeds - 1),
         )
 
-    def drawn(self, of: _Minimum) -> list[tuple[float, float]]:
-        """Points on the fitted curve, with the mean intercept of its seeds."""
-        curvature, skew = self.fitted(of)[0], np.array(of.skew)
-        level = float(np.mean(self.y - curvature * bent(self.x - of.x, skew)))
+    def drawn(self, minimum: _Minimum) -> list[tuple[float, float]]:
+        """Points on the curve with this minimum, with the mean intercept of its seeds."""
+        curvature, skew = self.fitted(minimum)[0], np.array(minimum.skew)
+        level = float(np.mean(self.y - curvature * bent(self.x - minimum.x, skew)))
         x = np.linspace(self.low, float(self.x.max()), _DRAWN)
-        y = level + curvature * bent(x - of.x, skew)
+        y = level + curvature * bent(x - minimum.x, skew)
         return [(float(a) + self.centre, float(b)) for a, b in zip(x, y, strict=True)]
 
 
@@ -293,38 +303,45 @@ def bent(x: Array, skew: Array | float) -> Array:
     return np.asarray(2 * (np.expm1(skew * x) - skew * x) / skew**2, np.float64)
 
 
-def fit(curves: Mapping[int, Losses]) -> Fit:
-    """Fit the losses of all sizes."""
-    prepared = {size: _prepared(size, losses) for size, losses in curves.items()}
+def fit_curves(losses_by_size: Mapping[int, Losses]) -> Fit:
+    """Fit a curve to the losses of each size, and a line to the minima.
+
+    The noise is not known beforehand, and the prior of the skews is weighed by it. So every curve is fitted
+    twice: first without the prior, which leaves the noise, and then with it.
+    """
+    prepared = {size: _prepared(size, losses) for size, losses in losses_by_size.items()}
     ready = [curve for curve in prepared.values() if isinstance(curve, _Curve)]
     optima = {size: optimum for size, optimum in prepared.items() if isinstance(optimum, Optimum)}
     freedom = sum(curve.freedom for curve in ready)
     if freedom < 1:
         for curve in ready:
             optima[curve.size] = Optimum(curve.size, why="so few trials show no noise", lack="seeds")
-        return Fit({size: optima[size] for size in curves})
-    # the noise is that about curves of any skew; with the noise known, the prior of skews has its weight
-    free = [curve.minimum(0.0) for curve in ready]
+        return Fit({size: optima[size] for size in losses_by_size})
+    without_prior = [curve.minimum(_NO_PRIOR) for curve in ready]
     rounding = float(np.finfo(np.float32).eps) * max(float(np.abs(curve.y).max()) for curve in ready)
-    noise = max(math.sqrt(sum(minimum.cost for minimum in free) / freedom), rounding, _TINY)
-    misfit = _misfit(ready, free, rounding)
-    minima = {curve.size: curve.minimum(noise) for curve in ready}
+    squares = sum(minimum.cost for minimum in without_prior)
+    noise = max(math.sqrt(squares / freedom), rounding, _TINY)
+    misfit = _misfit(ready, without_prior, rounding)
+    minima = {curve.size: curve.minimum(prior_weight=noise) for curve in ready}
     for curve in ready:
         optimum = _optimum(curve, minima[curve.size], noise, freedom)
         optima[curve.size] = _between_neighbours(optimum, curve) if misfit else optimum
-    known = [optima[size] for size in curves if optima[size].closed]
+    known = [optima[size] for size in losses_by_size if optima[size].closed]
     return Fit(
-        optima={size: optima[size] for size in curves},
+        optima={size: optima[size] for size in losses_by_size},
         noise=noise,
         skews={size: minimum.skew for size, minimum in minima.items()},
         misfit=misfit,
-        trend=_trend(known, freedom) if len(known) > 1 else None,
+        line=_trend(known, freedom) if len(known) > 1 else None,
         curves={curve.size: curve.drawn(minima[curve.size]) for curve in ready},
     )
 
 
 def _prepared(size: int, losses: Losses) -> _Curve | Optimum:
-    """The trials to fit: those that train, near the best. A diverged one counts as worse than all others."""
+    """The trials to fit: those near the best that train; an optimum without a value if they are too few.
+
+    A trial that diverged is not fitted: it only says that the optimum lies below its rate.
+    """
     best = best_of(losses)
     if best is None:
         lowest = min((octave for octave, _ in losses), default=0.0)
@@ -378,36 +395,54 @@ def _between_neighbours(optimum: Optimum, curve: _Curve) -> Optimum:
 
 
 def _optimum(curve: _Curve, minimum: _Minimum, noise: float, freedom: int) -> Optimum:
-    """The optimum of one curve, and where it may lie within the rates tried."""
+    """The optimum of one curve, and where it may lie within the rates tried.
+
+    These rates are, from the left::
+
+        curve.low              curve.x.max()             curve.high
+        |----------------------|-------------------------|
+        the lowest that        the highest that          the lowest that diverges; if none
+        trains                 trains                    does, the highest that trains
+
+    - If the interval ends between the first and the last of them, the optimum has a value and both ends.
+    - If it goes beyond the last, and rates diverge there, it ends at the last, since rates that diverge are
+      no better. If the curve is lowest at a rate that trains, there is a value, too. If not, the optimum may
+      be anywhere among rates that were not tried, and there is none.
+    - If it goes beyond one of them otherwise, that end is open, and there is no value.
+    - If it goes beyond both, the trials say nothing: they are too noisy, or the loss is flat.
+    """
     low, high = _profile_interval(curve, minimum, noise, freedom)
-    below, above = low < curve.low, high > curve.high
-    if above and curve.capped and minimum.x <= curve.x.max():
-        # the rates that diverge are no better, so the interval ends at the lowest of them
-        high, above = curve.high, False
+    open_below, open_above = low < curve.low, high > curve.high
+    lowest, highest = float(curve.x.min()), float(curve.x.max())
+    if open_above and curve.capped and minimum.x <= highest:
+        high, open_above = curve.high, False
     ends = np.clip([low, high], curve.low, curve.high) + curve.centre
-    known_low = None if below else float(ends[0])
-    known_high = None if above and not curve.capped else float(ends[1])
-    if not (below or above):
+    known_low = None if open_below else float(ends[0])
+    known_high = None if open_above and not curve.capped else float(ends[1])
+    if not (open_below or open_above):
         return Optimum(curve.size, minimum.x + curve.centre, known_low, known_high)
-    if below and above:
+    if open_below and open_above:
         noisy, flat = "losses are too noisy to place the minimum", "the loss hardly changes with the rate"
         why = flat if _flat(curve) else noisy
         return Optimum(curve.size, None, known_low, known_high, why, "seeds")
-    lowest, highest = curve.centre + float(curve.x.min()), curve.centre + float(curve.x.max())
-    if below:
-        where, rates = "below the lowest rate that was tried", _beyond(lowest, -1)
+    if open_below:
+        where, rates = "below the lowest rate that was tried", _beyond(curve.centre + lowest, -1)
     elif curve.capped:
         where = "between the highest rate that trains and the lowest that diverges"
-        rates = ((highest + curve.centre + curve.high) / 2,)
+        rates = ((curve.centre + highest + curve.centre + curve.high) / 2,)
     else:
-        where, rates = "above the highest rate that was tried", _beyond(highest, 1)
+        where, rates = "above the highest rate that was tried", _beyond(curve.centre + highest, 1)
     return Optimum(curve.size, None, known_low, known_high, f"it may lie {where}", "rates", rates)
 
 
 def _profile_interval(curve: _Curve, minimum: _Minimum, noise: float, freedom: int) -> tuple[float, float]:
-    """The optima that an F test does not reject, from the centre; infinite where the grid ends before it."""
+    r"""The optima that an F test does not reject, from the centre; infinite where the grid ends before it.
+
+    With one parameter in question, F is the square of t: :math:`(\mathrm{cost}(x) - \mathrm{cost}(\hat x)) /
+    \sigma^2 \le t^2`.
+    """
     grid = np.sort(np.append(curve.grid(_FINE), minimum.x))
-    cost = curve.profile(grid, noise)[0]
+    cost = curve.profile(grid, prior_weight=noise)[0]
     # the signed root of the excess cost is nearly linear, so that it can be interpolated between grid points
     root = np.sign(grid - minimum.x) * np.sqrt(np.maximum(cost - minimum.cost, 0.0)) / noise
     quantile = float(student_t.ppf((1 + LEVEL) / 2, freedom))
@@ -441,7 +476,16 @@ def _flat(curve: _Curve) -> bool:
 
 
 def _trend(known: Sequence[Optimum], freedom: int) -> Trend:
-    """The regression of optima on log2 of sizes, weighted by their intervals."""
+    r"""The regression of optima on log2 of sizes, weighted by their intervals.
+
+    An interval is as wide as 2 t standard errors, so the weight of an optimum, one over its squared error,
+    is :math:`w = (2 t / (\mathrm{high} - \mathrm{low}))^2`. The line's height at the mean size and its slope
+    have the squared errors :math:`1 / \sum w` and :math:`1 / \sum w (x - \bar x)^2`.
+
+    These hold if only the noise of trials keeps the optima off a line. If they scatter by more, the errors
+    grow by :math:`\sqrt{\sum w r^2 / (k - 2)}`, r being the residuals of k optima, with k - 2 degrees of
+    freedom. Hartung and Knapp 2001 (Statistics in Medicine 20).
+    """
     fixed = factor = float(student_t.ppf((1 + LEVEL) / 2, freedom))
     x = np.log2([optimum.size for optimum in known])
     intervals = [optimum.interval for optimum in known if optimum.interval is not None]
@@ -450,10 +494,10 @@ def _trend(known: Sequence[Optimum], freedom: int) -> Trend:
     middle = float(weight @ x / weight.sum())
     spread = float(weight @ (x - middle) ** 2)
     height, slope = float(weight @ y / weight.sum()), float(weight @ ((x - middle) * y) / spread)
-    rest = y - height - slope * (x - middle)
+    residuals = y - height - slope * (x - middle)
     residual_freedom = len(known) - 2
     if residual_freedom > 0:
-        scatter = math.sqrt(weight @ rest**2 / residual_freedom)
+        scatter = math.sqrt(weight @ residuals**2 / residual_freedom)
         factor = max(fixed, scatter * float(student_t.ppf((1 + LEVEL) / 2, residual_freedom)))
     return Trend(
         middle=middle,

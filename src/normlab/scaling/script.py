@@ -31,6 +31,7 @@ def family_of_script(
     At the smallest size so many ``batches`` are harvested in so many seconds: all sizes see these. ``tell``
     gets a sentence about those of each seed. Raises UserError for arguments that do not hold the size.
     """
+    # `make` follows below: it needs the axis and the sizes, which are checked here
     family = family_of(lambda: None, script.name, widths=widths, depths=depths)
     _require_places(script, family.axis)
     recordings = _Recordings(script, family.axis, family.sizes[0], batches, seconds, tell)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from normlab.errors import UserError
 from normlab.scaling import FACTOR
-from normlab.scaling.optimum import Fit, Losses, Optimum, Trend, best_of, fit, means_of
+from normlab.scaling.optimum import Fit, Losses, Optimum, Trend, best_of, fit_curves, means_of
 from normlab.trials.scale import Scale
 from normlab.trials.verdict import Trial
 
@@ -95,7 +95,13 @@ class Sweep:
     trials: Mapping[int, Mapping[tuple[float, int], Trial]]
     """By size, by octave of the rate and seed."""
     scales: Mapping[int, Scale]
+    """By size, how its losses are to be read, for every size that was asked for."""
     factor: float = FACTOR
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes that were asked for, from the smallest on, whether they have trials or not."""
+        return tuple(sorted(self.scales))
 
     def losses(self, size: int) -> Losses:
         """By octave and seed, in nats per target if targets are known; infinite if a trial diverged."""
@@ -116,9 +122,9 @@ class Sweep:
     @cached_property
     def fit(self) -> Fit:
         """The optima of the sizes at which something is learnt, and the line through them."""
-        tried = [size for size in self.scales if self.trials.get(size)]
+        tried = [size for size in self.sizes if self.trials.get(size)]
         learnt = {size: self.losses(size) for size in tried if self.learns(size)}
-        return fit(learnt)
+        return fit_curves(learnt)
 
     def optimum(self, size: int) -> Optimum:
         """The optimum of a size, or why there is none."""
@@ -137,23 +143,25 @@ class Sweep:
     @property
     def known(self) -> list[int]:
         """The sizes whose optimum has an interval."""
-        return [size for size in self.scales if self.optimum(size).closed]
+        return [size for size in self.sizes if self.optimum(size).closed]
 
     @property
     def unknown(self) -> list[int]:
         """The other sizes that were asked for."""
-        return [size for size in self.scales if not self.optimum(size).closed]
+        return [size for size in self.sizes if not self.optimum(size).closed]
 
     @property
     def spans(self) -> bool:
         """Whether the optima of the smallest and the largest size that were asked for are known."""
-        return all(self.optimum(size).closed for size in (min(self.scales), max(self.scales)))
+        return all(self.optimum(size).closed for size in (self.sizes[0], self.sizes[-1]))
 
     @property
     def trend(self) -> Trend | None:
-        """The line through the optima; None if too few of those that were asked for are known."""
-        enough = min(LEAST_SIZES, len(self.scales))
-        return self.fit.trend if len(self.known) >= enough else None
+        """The line through the optima, if enough of those that were asked for are known to say anything: else
+        None, even where the fit has a line.
+        """
+        enough = min(LEAST_SIZES, len(self.sizes))
+        return self.fit.line if len(self.known) >= enough else None
 
     @property
     def contradicted(self) -> list[int]:

@@ -10,7 +10,7 @@ from normlab.scaling import BUDGET_S, SEEDS, STEPS
 from normlab.scaling.family import SetupFamily, Sized, family_of
 from normlab.scaling.ladder import Ladder
 from normlab.scaling.request import Request
-from normlab.scaling.verdict import Transfer
+from normlab.scaling.result import Transfer
 from normlab.setups.setup import refuse_unknown
 from normlab.trace.restore import same_globals
 

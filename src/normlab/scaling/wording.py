@@ -103,24 +103,33 @@ def _in_table(row: Row, parametrisation: str) -> str:
 
 
 def _remedy(row: Row, rows: Sequence[Row], axis: Axis) -> str:
+    """What to multiply or divide, and by which power of the ratio of sizes."""
     missing = (row.expected or 0.0) - row.slope
     if row.quantity in FACTS:
         return _scaled("it", missing, axis)
     # a measured slope is uncertain, and those of the theory are multiples of a half
     power = round(missing / HALF) * HALF
     if row.kind == "branch":
-        return _scaled("the output of every branch", power if row.quantity == "branch" else -1.0, axis)
+        if row.quantity != "branch":
+            # only the stream was measured, whose growth does not tell the power that its branches need;
+            # CompleteP's is -1. Dey et al. 2025, Table 1 (2505.01618)
+            power = -1.0
+        return _scaled("the output of every branch", power, axis)
     if row.quantity == "entry":
         return _scaled("the sum of the embeddings", power, axis)
     if row.kind == "start":
         return _scaled("its initial deviation", power, axis)
     if row.kind == "multiplier":
-        return _scaled(
-            _multiplied(row), power if row.role == "embedding" else math.copysign(1.0, power), axis
-        )
+        if row.role != "embedding":
+            # the slope depends on how far the terms of a product align so far; if they do so fully, the power
+            # is 1, as on µP's logits. Yang et al. 2022, Table 8 (2203.03466). A table sums over no features
+            power = math.copysign(1.0, power)
+        return _scaled(_multiplied(row), power, axis)
     group = {other.quantity: other.slope for other in rows if other.parameter == row.parameter}
-    if row.role == "hidden" and "beta1" in group:
-        # what full alignment needs under Adam: the slope that is measured may be lower
+    is_adam = "beta1" in group
+    if row.role == "hidden" and is_adam:
+        # for full alignment, Adam needs a rate that goes with one over the width, though the slope measured
+        # may be lower; less what the rate does already. Yang et al. 2022, Table 8 (2203.03466)
         power = -1.0 - group["rate"]
     return _scaled("its learning rate", power, axis)
 

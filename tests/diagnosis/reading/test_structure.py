@@ -13,7 +13,7 @@ from diagnosis.following import READABLE, alike, follow, shape_of
 from normlab.diagnosis import read_structure
 from normlab.lab.config import ModelConfig
 from normlab.lab.tasks.task import build_model
-from normlab.nn import Decoder, DeepNorm, Encoder, sites
+from normlab.nn import Decoder, DeepNorm, DyT, Encoder, ScaleNorm, sites
 
 X = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(2))
 PLACEMENTS = {
@@ -244,6 +244,34 @@ def test_blocks_that_are_lists():
     assert shape_of(structure) == {"layers": both}
     assert structure.stacks[0].final_norm == "norm"
     follow(model, X, structure)
+
+
+@pytest.mark.parametrize("end", [nn.Tanh(), nn.Sigmoid(), nn.Hardtanh()])
+def test_an_activation_that_squashes_is_no_norm(end):
+    class Squashed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mlp, self.end = nn.LayerNorm(16), nn.Linear(16, 16), end
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.end(self.mlp(self.norm(x)))
+
+    (stack,) = read_structure(Attributes("block1", "block2", block=Squashed), X).stacks
+    assert {(view.placement, view.norm_branch) for view in stack.sublayers} == {("pre", None)}
+
+
+@pytest.mark.parametrize("end", [nn.RMSNorm(16, elementwise_affine=False), ScaleNorm(16), DyT(16)])
+def test_a_norm_without_gains_and_one_that_squashes_with_gains_are_norms(end):
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mlp, self.end = nn.LayerNorm(16), nn.Linear(16, 16), end
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.end(self.mlp(self.norm(x)))
+
+    (stack,) = read_structure(Attributes("block1", "block2", block=Normed), X).stacks
+    assert {(view.placement, view.norm_branch is None) for view in stack.sublayers} == {("sandwich", False)}
 
 
 def test_a_gain_is_no_norm():

@@ -141,6 +141,8 @@ def _rows(stack: StackView, seen: _Softmaxes, mask: Tensor, *, sequence_first: b
 def _by_head(seen: _Softmax, tokens: int, mask: Tensor) -> list[_Softmax]:
     """Cut a softmax over `[B x H, T, S]` into heads without padding; nothing if it is not over heads."""
     n, t = seen.entropy.shape
+    # B, T and H are known only as the products B x H, in n, and B x T, in tokens: the rows of all softmaxes,
+    # B x H x T, over the tokens are the heads
     heads, odd = divmod(n * t, tokens)
     if odd or not heads or n % heads:
         return []

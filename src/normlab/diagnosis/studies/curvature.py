@@ -268,17 +268,21 @@ class _Eigenvalue(NamedTuple):
 def largest_eigenvalue(
     hessian: Hessian, *, scale: Tensor | float = 1.0, products: int, tolerance: float
 ) -> _Eigenvalue:
-    r"""Find :math:`\max_x x^\top S H S x / x^\top x`, S being diagonal with ``scale``, by power iteration
-    with a memory: the next x is the best in the span of x, SHSx and the previous step.
+    r"""Find :math:`\max_x x^\top A x / x^\top x` of :math:`A = SHS`, S being diagonal with ``scale``.
 
-    Plain power iteration finds the largest in magnitude, and two of opposite sign stall it; this finds the
-    largest, in fewer products. Knyazev 2001, Section 4 (SIAM Journal on Scientific Computing 23).
+    This is LOBPCG (the locally optimal block preconditioned conjugate gradient method) with a block of one
+    vector and no preconditioner. The next x is the best in the span of x, its residual :math:`r = A x -
+    \lambda x` and the previous step p. Each iteration takes one product, that with r. Power iteration finds
+    the largest eigenvalue in magnitude, and two of opposite sign stall it; this finds the largest, in fewer
+    products.
+
+    Knyazev 2001, Section 4 (SIAM Journal on Scientific Computing 23).
     """
     like = hessian.gradient
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(like.numel(), generator=generator, dtype=like.dtype).to(like.device)
-    basis = [x / torch.linalg.vector_norm(x)]
-    images = [scale * (hessian @ (scale * basis[0]))]
+    basis = [x / torch.linalg.vector_norm(x)]  # x, then x and p
+    images = [scale * (hessian @ (scale * basis[0]))]  # A times each of them
     for products_so_far in range(1, products + 1):
         x, image = basis[0], images[0]
         value = torch.dot(x, image)
@@ -289,19 +293,29 @@ def largest_eigenvalue(
         direction = remainder / residual
         basis.insert(1, direction)
         images.insert(1, scale * (hessian @ (scale * direction)))
-        basis, images = _best(basis, images)
+        basis, images = _rayleigh_ritz(basis, images)
     raise UserError(f"products is at least 1, got {products}")
 
 
-def _best(basis: list[Tensor], images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the span's unit vector with the largest Rayleigh quotient and its step, each with its image."""
+def _rayleigh_ritz(basis: list[Tensor], images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    r"""Return the unit vector in span{x, r, p} with the largest Rayleigh quotient, and the step p to it, each
+    with its image under A.
+
+    For the combination :math:`\sum_i w_i b_i` of basis vectors the quotient is :math:`w^\top Q w / w^\top G
+    w`, with :math:`Q_{ij} = b_i \cdot A b_j` and the Gram matrix :math:`G_{ij} = b_i \cdot b_j`. This
+    generalised eigenproblem becomes an ordinary one by whitening: with :math:`G = U \Lambda U^\top` and
+    :math:`w = U \Lambda^{-1/2} v` the denominator is :math:`v^\top v`.
+    """
     gram, quotients = _products(basis, basis), _products(basis, images)
-    lengths, axes = torch.linalg.eigh(gram)
-    apart = lengths > 1e-5 * lengths[-1]  # float32 cannot tell more about nearly dependent vectors
-    white = axes[:, apart] / lengths[apart].sqrt()
-    best = torch.linalg.eigh(white.T @ (quotients + quotients.T) @ white).eigenvectors[:, -1]
-    weights = (white @ best).to(basis[0].dtype)
-    # the step leaves out the vector before, so that the next basis does not nearly repeat it
+    gram_values, gram_vectors = torch.linalg.eigh(gram)
+    # nearly dependent vectors add directions that are rounding noise in float32
+    is_independent = gram_values > 1e-5 * gram_values[-1]
+    whitening = gram_vectors[:, is_independent] / gram_values[is_independent].sqrt()
+    # Q is symmetric but for rounding, and eigh wants it exactly so; twice Q has the same best vector
+    symmetric = quotients + quotients.T
+    best = torch.linalg.eigh(whitening.T @ symmetric @ whitening).eigenvectors[:, -1]
+    weights = (whitening @ best).to(basis[0].dtype)
+    # p is the part of the new vector along r and the old p; with x in it, p would nearly repeat the new x
     step, image_of_step = _combined(weights[1:], basis[1:]), _combined(weights[1:], images[1:])
     vector, image = weights[0] * basis[0] + step, weights[0] * images[0] + image_of_step
     length, step_length = torch.linalg.vector_norm(vector), torch.linalg.vector_norm(step).clamp(min=1e-30)

@@ -15,6 +15,7 @@ from normlab.base.chart import HeatMap
 from normlab.diagnosis.structure import StackView, SublayerView
 from normlab.diagnosis.study import LIU, SMALL_BATCH, Finding, Study
 from normlab.diagnosis.subject import Subject
+from normlab.diagnosis.sums import Factor
 from normlab.diagnosis.tables import Row, Table, Tables, Value, floats, mean
 from normlab.diagnosis.wording import format_number, format_share
 from normlab.errors import UserError
@@ -28,8 +29,10 @@ SHALLOW: Final = 12
 """Sublayers of a 6-layer encoder, which every placement trains with warm-up: up to here, only a note."""
 
 MAX_TOKENS = 256
-INPUT = -1
+INPUT: Final = -1
 """The number of the stack's input among the branches."""
+_REST: Final = -2
+"""The number of what comes from neither the input nor a branch, r."""
 
 
 def dependency(subject: Subject, *, tokens: int = 64) -> Table:
@@ -81,8 +84,14 @@ def residual_dependency(subject: Subject, dependencies: Table) -> Table:
 
 
 class FrozenNorm:
-    r"""The linear map :math:`L_x` that a norm becomes when its denominators are fixed at x `[T, D]`:
-    :math:`N(x) = L_x x + N(0)`, diagonal in the channels after the mean is removed, if N does that.
+    r"""The linear map :math:`L_x` that a norm N becomes when its denominators are fixed at x `[T, D]`:
+    :math:`N(x) = L_x x + N(0)`.
+
+    For an RMSNorm, :math:`N(x) = \gamma \odot x / \mathrm{rms}(x)`: the offset :math:`N(0)` is 0, and
+    :math:`L_x D = s \odot D` with the slope :math:`s = \gamma / \mathrm{rms}(x)`. For a LayerNorm,
+    :math:`N(x) = \gamma \odot (x - \bar x) / \sigma(x) + b`: the offset is b, and :math:`L_x D = s \odot (D -
+    \bar D)` with :math:`s = \gamma / \sigma(x)`. Offset, slope, and whether the mean is removed are found by
+    calling the norm, since it may be anybody's.
 
     It is not the norm's Jacobian, under which the parts of x itself add up to nothing, since a norm ignores
     the length of x.
@@ -91,11 +100,16 @@ class FrozenNorm:
     def __init__(self, norm: nn.Module, x: Tensor) -> None:
         wide = x.double()
         rms = wide.square().mean(-1, keepdim=True).sqrt()
+        # at 0 its bias alone is left; a norm without an eps divides 0 by 0 there
         offset = _apply(norm, torch.zeros_like(wide)).nan_to_num()
         normed = _apply(norm, wide) - offset
+        # one that removes the mean puts out the same if every channel is as much larger
         shifted = _apply(norm, wide + rms) - offset
         self.centres = bool((shifted - normed).norm() <= 1e-3 * normed.norm())
         """Whether the norm ignores the mean of a token."""
+        # the slope is what the norm puts out over what it scales. Where that is nearly 0, the quotient would
+        # be rounding noise, so these elements are moved by a millionth of the rms: as small as they are, they
+        # change the denominator, the root of a sum of squares, by 1e-12 of its value
         is_small = self._centred(wide).abs() <= 1e-6 * rms
         away_from_zero = torch.where(is_small, wide + 1e-6 * rms + torch.finfo(x.dtype).tiny, wide)
         slope = (_apply(norm, away_from_zero) - offset) / self._centred(away_from_zero)
@@ -119,34 +133,59 @@ def _apply(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 class _Parts:
-    """The parts `[branches + 2, T, D]` of the stream: r first, then the input, then each branch."""
+    """The parts of the stream `[T, D]` so far: r, the input, and each branch that was added.
+
+    They are kept in one tensor `[branches + 2, T, D]`, in the order of their numbers: r has the number -2,
+    the input -1, and branches count from 0. The methods write into it, so that a deep stack needs no copies.
+    """
 
     def __init__(self, stream: Tensor, branches: int) -> None:
-        self._all = stream.new_zeros(branches + 2, *stream.shape)
-        self._all[1] = stream
-        self._number = 2
+        self._all = stream.new_zeros(_position(branches), *stream.shape)
+        self._all[_position(INPUT)] = stream
+        self._known = _position(INPUT) + 1
+        """How many parts there are so far; later ones are still 0."""
 
     @property
-    def so_far(self) -> Tensor:
-        """The parts up to the last branch that was added, in the memory that holds them."""
-        return self._all[: self._number]
+    def _so_far(self) -> Tensor:
+        """A view: what is written into it is written into the parts."""
+        return self._all[: self._known]
 
     def sum(self) -> Tensor:
-        return self.so_far.sum(0)
+        return self._so_far.sum(0)
 
-    def add(self, branch: int, y: Tensor) -> None:
-        self._number = branch + 3
-        self._all[branch + 2] = y
+    def copy(self) -> Tensor:
+        return self._so_far.clone()
+
+    def scale_by(self, factor: Factor) -> None:
+        """Scale every part, as a shortcut does, by one number or one per channel."""
+        self._so_far.mul_(self._tensor(factor))
+
+    def add_branch(self, number: int, y: Tensor, scale: Factor) -> None:
+        """Add the scaled output of a branch, which is the part of this number."""
+        self._all[_position(number)] = self._tensor(scale) * y
+        self._known = _position(number) + 1
+
+    def add_older(self, parts: Tensor) -> None:
+        """Add the parts of an earlier state `[P, T, D]`, each to that of the same number."""
+        self._all[: len(parts)] += parts
 
     def pass_through(self, norm: FrozenNorm) -> None:
-        self.so_far.copy_(norm(self.so_far))
-        self._all[0] += norm.offset
+        self._so_far.copy_(norm(self._so_far))
+        self._all[_position(_REST)] += norm.offset
 
     def shares(self) -> list[float]:
         """Return the shares of the input and of each branch in the variance of the stream."""
         variance = self.sum().var(-1, correction=0).clamp(min=torch.finfo(self._all.dtype).tiny)
-        variances = self.so_far[1:].var(-1, correction=0)
+        variances = self._so_far[_position(INPUT) :].var(-1, correction=0)
         return (variances / variance).mean(-1).tolist()
+
+    def _tensor(self, factor: Factor) -> Tensor:
+        return torch.as_tensor(factor, dtype=self._all.dtype, device=self._all.device)
+
+
+def _position(number: int) -> int:
+    """Return where the part of this number is kept."""
+    return number - _REST
 
 
 class _Sample:
@@ -208,10 +247,12 @@ class _OlderStates:
     def keep(self, tap: Tap, parts: _Parts) -> None:
         """Keep the state at a tap, if it is added again."""
         if any(torch.equal(self._rows[tap], needed) for needed in self._needed):
-            self._kept.append((self._rows[tap], parts.so_far.clone()))
+            self._kept.append((self._rows[tap], parts.copy()))
 
     def parts_of(self, tap: Tap) -> Tensor:
-        """Return the parts of the state at a tap; a tensor of unknown origin is all r."""
+        """Return the parts `[P, T, D]` of the state at a tap, in the order of their numbers; a tensor of
+        unknown origin is all r, the first of them.
+        """
         for state, parts in self._kept:
             if torch.equal(state, self._rows[tap]):
                 return parts
@@ -222,16 +263,13 @@ def _add(
     parts: _Parts, group: Sequence[SublayerView], rows: Mapping[Tap, Tensor], older: _OlderStates
 ) -> None:
     """Add the branches of a group, and the older states beside them, to the stream."""
-    stream = parts.so_far
-    stream *= torch.as_tensor(group[0].shortcut, dtype=stream.dtype, device=stream.device)
+    parts.scale_by(group[0].shortcut)
     for view in group:
-        scale = torch.as_tensor(view.scale, dtype=stream.dtype, device=stream.device)
-        parts.add(view.index, scale * rows[view.branch])
+        parts.add_branch(view.index, rows[view.branch], view.scale)
     in_group = [view.branch for view in group]
     for tap in group[0].beside:
         if tap not in in_group:
-            added = older.parts_of(tap)
-            parts.so_far[: len(added)] += added  # its parts come first among this state's
+            parts.add_older(older.parts_of(tap))
 
 
 def _dependency_on_branches(tables: Tables) -> Iterator[Finding]:

@@ -54,9 +54,9 @@ def output_change(
     update times ``first_share``, as at the first step of a warm-up. Values are per element, without padding
     and dropout. For normed streams the change is at most about 2, where it is no longer linear in the size.
 
-    ``stacks`` is the last one unless named; all of them look at one changed model. The update, which depends
-    on no seed, has the first one, and is that of the last stack. Columns: stack, kind, depth (l, from 1),
-    change, seed.
+    ``stacks`` is the last one unless named; all of them look at one changed model. An update depends on no
+    seed; its rows have the first of ``seeds``, and are about the last stack alone. Columns: stack, kind,
+    depth (l, from 1), change, seed.
 
     Liu et al. 2020, Theorem 2 and Figure 4 (arXiv 2004.08249). Raises UserError for a stack that does not
     exist, and for a model without gradients, whose sublayers own nothing.
@@ -235,16 +235,19 @@ def _law(stack: str, laws: Mapping[str, Row], *, strong: bool) -> Finding:
 
 
 def _one_step(stack: str, update: Row, first: Row | None, tables: Tables) -> Finding:
-    """Compare one step with the output's own mean square; with a declared warm-up, judge its first step."""
+    """Compare one step with the output's own mean square; with a declared warm-up, judge its first step.
+
+    Shares are of the output's mean square here; ``tables.first_share`` is one of the learning rate.
+    """
     size = _output_size(tables, update["stack"])
-    share = update["change"] / size
-    first_share = share if first is None else first["change"] / size
+    changed = update["change"] / size
+    changed_first = changed if first is None else first["change"] / size
     steps = 0 if first is None else tables.warmup_steps
     sentence = (
-        f"one step of the optimizer changes the output of {stack} by {format_number(share)} of its mean "
-        f"square{at_peak(format_number(first_share), steps, tables.first_share)}"
+        f"one step of the optimizer changes the output of {stack} by {format_number(changed)} of its mean "
+        f"square{at_peak(format_number(changed_first), steps, tables.first_share)}"
     )
-    replaced = first_share > REPLACED
+    replaced = changed_first > REPLACED
     if replaced:
         sentence += f"; use a lower learning rate or a {'longer ' if steps else ''}warm-up"
     return Finding(
@@ -252,7 +255,12 @@ def _one_step(stack: str, update: Row, first: Row | None, tables: Tables) -> Fin
         "warning" if replaced else "note",
         sentence,
         "output_change",
-        {"depth": update["depth"], "change": update["change"], "share": share, "first_share": first_share},
+        {
+            "depth": update["depth"],
+            "change": update["change"],
+            "share": changed,
+            "first_share": changed_first,
+        },
         LIU.format("Section 4.2, Figure 4"),
     )
 

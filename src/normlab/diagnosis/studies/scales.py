@@ -9,19 +9,13 @@ from typing import Final
 from torch import Tensor
 
 from normlab.base.chart import ByDepth
-from normlab.diagnosis.structure import StackView
+from normlab.diagnosis.structure import PLACEMENTS, StackView
 from normlab.diagnosis.study import XIONG, Finding, Study
 from normlab.diagnosis.subject import Subject, place
 from normlab.diagnosis.tables import Row, Table, Tables, as_float, floats
 from normlab.diagnosis.theory import LEMMA_2, ScaleBounds, bounded_fraction, ffn_gain, hidden_scales
 from normlab.diagnosis.wording import format_number
 
-PLACEMENTS: Final = {
-    "post": ("Post-LN", XIONG.format("Table 1")),
-    "pre": ("Pre-LN", XIONG.format("Table 1")),
-    "sandwich": ("Sandwich-LN", "Ding et al. 2021, Section 2.4 (arXiv 2105.13290)"),
-    "other": ("neither Post-LN nor Pre-LN nor Sandwich-LN", ""),
-}
 COLUMNS: Final = "index layer role placement relation norm_read norm_branch norm_write".split()
 
 GROWN: Final = 10.0
@@ -44,7 +38,7 @@ def _placement(tables: Tables) -> Iterator[Finding]:
     for stack, table in tables.stacks("structure"):
         counted = Counter(str(row["placement"]) for row in table)
         kind, count = counted.most_common(1)[0]
-        words, reference = PLACEMENTS.get(kind, PLACEMENTS["other"])
+        words, reference = _words(kind)
         relations = Counter(str(row["relation"]) for row in table.where(placement=kind))
         relation, same = relations.most_common(1)[0]
         layers = int(max(as_float(row["layer"]) or 0.0 for row in table)) + 1
@@ -58,6 +52,13 @@ def _placement(tables: Tables) -> Iterator[Finding]:
             {"layers": layers, "sublayers": len(table), **counted},
             reference,
         )
+
+
+def _words(placement: str) -> tuple[str, str]:
+    """Return what a placement is called and who describes it; without a name, what it is not."""
+    if placement in PLACEMENTS:
+        return PLACEMENTS[placement].title, PLACEMENTS[placement].reference
+    return f"neither {' nor '.join(known.title for known in PLACEMENTS.values())}", ""
 
 
 def scales(subject: Subject) -> Table:

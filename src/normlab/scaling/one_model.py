@@ -37,7 +37,7 @@ PRODUCTS: Final = (*MULTIPLIED, "conv1d", "conv2d", "grouped_mm", "_grouped_mm")
 """Functions of torch that sum over the features of what they read."""
 
 
-class Key(NamedTuple):
+class QuantityKey(NamedTuple):
     """What is measured, and where: layers of a stack are one place, with ``*`` for their number."""
 
     quantity: str
@@ -63,15 +63,17 @@ class Place(NamedTuple):
 class Measured:
     """What a model of one size and seed showed."""
 
-    values: dict[tuple[Key, int], float] = field(default_factory=dict)
+    values: dict[tuple[QuantityKey, int], float] = field(default_factory=dict)
     """Root mean squares, and the optimizer's numbers, by the number of steps taken before."""
-    places: dict[Key, Place] = field(default_factory=dict)
+    places: dict[QuantityKey, Place] = field(default_factory=dict)
     step_s: float = 0.0
     """Seconds of the last step, with the look that follows it."""
 
 
-Nth = tuple[str, int]
-"""A parameter, and how many times a pass has read it before."""
+NthReading = tuple[str, int]
+"""A reading of a parameter in a pass: its name, and how many times the pass has read it before. A tied table
+is read twice, first as the table and last as the head.
+"""
 
 
 class _SeenError(Exception):
@@ -181,7 +183,17 @@ class WatchedModel:
         with suppress(Unknown):
             self.logits = self.facts.logits
         self.first = self.look(self.model)
-        self._read_roles()
+        """The pass of the model as it starts."""
+        readings: dict[str, list[ParameterReading]] = defaultdict(list)
+        for reading, _, _ in self.first.readings:
+            readings[reading.parameter].append(reading)
+        self._find_tables(readings)
+        self.lookups = self._lookups_in(readings)
+        """By table, the readings that look up its rows, if they make what enters the stacks."""
+        self.head = self._head_in(readings)
+        """The reading of the product that makes the logits, if that is known."""
+        self.head_module = self._module_of(self.head)
+        """The module that runs then; empty without a head."""
 
     def look(self, model: nn.Module) -> WholePass:
         """Run one pass of the model in some state."""
@@ -191,12 +203,14 @@ class WatchedModel:
         seen.logits = self._run(model, hooks, scores, Readings(model, self.weights, seen.read))
         return seen
 
-    def logits_with(self, model: nn.Module, first: Iterable[Nth]) -> Tensor | None:
-        """The logits of the model in some state, when these readings get the weights of the start."""
-        return self._run(model, self._other(model, first))
+    def logits_with_start(self, model: nn.Module, readings: Iterable[NthReading]) -> Tensor | None:
+        """The logits of the model in some state, if these readings return what they would with the weights of
+        the start.
+        """
+        return self._run(model, self._with_start(model, readings))
 
-    def entries_with(self, model: nn.Module, first: Iterable[Nth]) -> list[Tensor]:
-        """What enters the stacks under the same condition. The pass ends there."""
+    def entries_with_start(self, model: nn.Module, readings: Iterable[NthReading]) -> list[Tensor]:
+        """What enters the stacks then. The pass ends there."""
         entered: dict[str, Tensor] = {}
 
         def enter(path: str, side: Side, values: Any) -> None:
@@ -208,15 +222,16 @@ class WatchedModel:
 
         modules = {path: model.get_submodule(path) for path in self.entries}
         with suppress(_SeenError):
-            self._run(model, forward_hooks(modules, enter), self._other(model, first))
+            self._run(model, forward_hooks(modules, enter), self._with_start(model, readings))
         return self.entered(entered)
 
     def entered(self, entering: Mapping[str, Tensor]) -> list[Tensor]:
         """The stream that enters each stack's first block, for the stacks where one did."""
         return [entering[path] for path in self.entries if path in entering]
 
-    def _other(self, model: nn.Module, first: Iterable[Nth]) -> Readings:
-        return Readings(model, self.weights, None, frozenset(first))
+    def _with_start(self, model: nn.Module, readings: Iterable[NthReading]) -> Readings:
+        """What replaces the weights in these readings by those of the start, while a pass runs inside it."""
+        return Readings(model, self.weights, see=None, instead=frozenset(readings))
 
     def _run(self, model: nn.Module, *watches: AbstractContextManager[Any]) -> Tensor | None:
         """Run one pass of the model inside these watches, and return its logits."""
@@ -234,28 +249,42 @@ class WatchedModel:
         step.once()
         return None
 
-    def _read_roles(self) -> None:
-        """Tell tables from matrices by how they are read, and find the product that makes the logits."""
-        readings: dict[str, list[ParameterReading]] = defaultdict(list)
-        modules: dict[Nth, str] = {}
-        for reading, path, _ in self.first.readings:
-            readings[reading.parameter].append(reading)
-            modules[reading.parameter, reading.nth] = path
-        self.lookups: dict[str, list[Nth]] = {}
+    def _find_tables(self, readings: Mapping[str, Sequence[ParameterReading]]) -> None:
+        """Take a hidden matrix that no product reads for a table of embeddings: its rows are looked up."""
         for name, of_parameter in readings.items():
-            looked_up = [(name, reading.nth) for reading in of_parameter if reading.function not in PRODUCTS]
-            if self.roles.get(name) == "hidden" and len(looked_up) == len(of_parameter):
+            in_products = any(reading.function in PRODUCTS for reading in of_parameter)
+            if self.roles.get(name) == "hidden" and not in_products:
                 self.roles[name] = "embedding"
+
+    def _lookups_in(self, readings: Mapping[str, Sequence[ParameterReading]]) -> dict[str, list[NthReading]]:
+        """By table, the readings that look up its rows; none if no stacks are known, into which they lead.
+
+        A tied table's last reading is a product, which makes the logits, and not among them.
+        """
+        lookups: dict[str, list[NthReading]] = {}
+        for name, of_parameter in readings.items():
             if self.roles.get(name) == "embedding" and self.entries:
-                self.lookups[name] = looked_up
+                lookups[name] = [
+                    (name, reading.nth) for reading in of_parameter if reading.function not in PRODUCTS
+                ]
+        return lookups
+
+    def _head_in(self, readings: Mapping[str, Sequence[ParameterReading]]) -> NthReading | None:
+        """The reading that makes the logits: the last product with the parameter of the head, since nothing
+        comes after the logits but the loss.
+        """
         head = None
         with suppress(Unknown):
             head = self.facts.head
         products = [reading for reading in readings.get(head or "", ()) if reading.function in PRODUCTS]
-        self.head: Nth | None = None
-        if products and self.logits is not None:
-            self.head = (products[-1].parameter, products[-1].nth)
-        self.head_module = modules[self.head] if self.head else ""
+        if not products or self.logits is None:
+            return None
+        return products[-1].parameter, products[-1].nth
+
+    def _module_of(self, wanted: NthReading | None) -> str:
+        """The module that runs at a reading; empty for none."""
+        path_at = {(reading.parameter, reading.nth): path for reading, path, _ in self.first.readings}
+        return path_at[wanted] if wanted else ""
 
     def role(self, path: str) -> tuple[str, str]:
         """The role of a module's only matrix, and its name; empty if it has none, or several. A module that
@@ -312,12 +341,12 @@ class _Gauge:
     def __init__(self, subject: WatchedModel) -> None:
         self.subject, self.measured = subject, Measured()
 
-    def _add(self, step: int, values: Mapping[Key, list[float]]) -> None:
+    def _add(self, step: int, values: Mapping[QuantityKey, list[float]]) -> None:
         for key, squares in values.items():
             self.measured.values[key, step] = (sum(squares) / len(squares)) ** 0.5
 
-    def _key(self, quantity: str, role: str, path: str, parameter: str = "", **place: Any) -> Key:
-        key = Key(quantity, role, self.subject.glob(path), self.subject.glob(parameter))
+    def _key(self, quantity: str, role: str, path: str, parameter: str = "", **place: Any) -> QuantityKey:
+        key = QuantityKey(quantity, role, self.subject.glob(path), self.subject.glob(parameter))
         in_block = block_of(self.subject.facts.stacks, path) is not None
         self.measured.places.setdefault(key, Place(path, in_block=in_block, **place))
         return key
@@ -326,7 +355,7 @@ class _Gauge:
         """Record the starts of the parameters, what their groups hold, and the scales of attention."""
         model, optimizers, _ = copied(setup, hollow=True)
         peaks = {id(g): peak for g, peak in zip(groups_of(optimizers), course.peaks, strict=True)}
-        values: dict[Key, list[float]] = defaultdict(list)
+        values: dict[QuantityKey, list[float]] = defaultdict(list)
         # reversed, so that the first reading of each parameter counts
         times = {reading.parameter: time for reading, _, time in reversed(self.subject.first.readings)}
         for parameter in held(model, optimizers):
@@ -347,8 +376,8 @@ class _Gauge:
         # how attention is scaled tells something once queries and keys were updated
         self._add(1, self._attention_scales())
 
-    def _attention_scales(self) -> dict[Key, list[float]]:
-        values: dict[Key, list[float]] = defaultdict(list)
+    def _attention_scales(self) -> dict[QuantityKey, list[float]]:
+        values: dict[QuantityKey, list[float]] = defaultdict(list)
         times = {
             shown.path: shown.time for shown in reversed(self.subject.first.shown) if shown.kind == "scores"
         }
@@ -363,7 +392,7 @@ class _Gauge:
 
     def see(self, seen: WholePass, model: nn.Module, step: int) -> None:
         """Record what a pass shows, and what the updates so far change."""
-        values: dict[Key, list[float]] = defaultdict(list)
+        values: dict[QuantityKey, list[float]] = defaultdict(list)
         at_start = {shown.place: shown.tensor for shown in self.subject.first.shown}
         for shown in seen.shown:
             if shown.kind == "stream":
@@ -383,14 +412,14 @@ class _Gauge:
         self._logits(seen, step, values)
         self._add(step, values)
 
-    def _branch(self, shown: Shown, seen: WholePass, values: dict[Key, list[float]]) -> None:
+    def _branch(self, shown: Shown, seen: WholePass, values: dict[QuantityKey, list[float]]) -> None:
         """What a block adds to its stream."""
         entered = seen.entering.get(shown.path)
         if entered is not None and entered.shape == shown.tensor.shape:
             key = self._key("branch", "stream", shown.path, time=shown.time)
             values[key].append(square(shown.tensor - entered))
 
-    def _logits(self, seen: WholePass, step: int, values: dict[Key, list[float]]) -> None:
+    def _logits(self, seen: WholePass, step: int, values: dict[QuantityKey, list[float]]) -> None:
         """The logits, and by how much they differ from those of the start."""
         subject = self.subject
         if seen.logits is None or subject.first.logits is None:
@@ -403,28 +432,32 @@ class _Gauge:
             key = self._key("logits change", "logits", path, parameter, time=seen.time)
             values[key].append(square(seen.logits - subject.first.logits))
 
-    def _updates(self, seen: WholePass, model: nn.Module, step: int, values: dict[Key, list[float]]) -> None:
+    def _updates(
+        self, seen: WholePass, model: nn.Module, step: int, values: dict[QuantityKey, list[float]]
+    ) -> None:
         """What the updates of each parameter change: a table's in the stream, the head's in the logits, and
         the others' in what the function that reads them returns.
         """
         subject = self.subject
-        for reading, path, when in seen.readings:
-            name, nth = reading.parameter, (reading.parameter, reading.nth)
+        for reading, path, time_read in seen.readings:
+            name, nth_reading = reading.parameter, (reading.parameter, reading.nth)
             lookups = subject.lookups.get(name, [])
-            is_head = nth == subject.head
+            is_head = nth_reading == subject.head
             role = "head" if is_head else subject.roles.get(name, "hidden")
             module = path or name.rpartition(".")[0]
-            key = self._key("update", role, module, name, time=when, product=reading.function in PRODUCTS)
+            product = reading.function in PRODUCTS
+            # this also notes the place, and does so at the start, where there is no update yet
+            key = self._key("update", role, module, name, time=time_read, product=product)
             if not step:
                 continue
             if is_head and seen.logits is not None:
-                other = subject.logits_with(model, [nth])
-                if other is not None:
-                    values[key].append(square(seen.logits - other))
-            elif nth not in lookups:
+                with_start = subject.logits_with_start(model, [nth_reading])
+                if with_start is not None:
+                    values[key].append(square(seen.logits - with_start))
+            elif nth_reading not in lookups:
                 values[key].append(square(reading.change))
-            elif nth == lookups[0]:  # one pass with the table of the start stands for all its lookups
-                entered = subject.entries_with(model, lookups)
+            elif nth_reading == lookups[0]:  # one pass with the table of the start stands for all its lookups
+                entered = subject.entries_with_start(model, lookups)
                 pairs = zip(subject.entered(seen.entering), entered, strict=True)
                 values[key].append(sum(square(now - before) for now, before in pairs))
 
