@@ -217,8 +217,8 @@ def overfit(step: StepUnderTest) -> Answers:
 def _moves_along_its_gradient(step: StepUnderTest) -> bool:
     """Return whether the value of the loss changes where its gradient leads, or nothing tells.
 
-    What is detached in a loss, or run without gradients, follows each step: the ratio of a policy to itself is
-    1 with any weights, and only its gradient says where to go.
+    What is detached in a loss, or run without gradients, follows each step: the ratio of a policy to itself
+    is 1 with any weights, and only its gradient says where to go.
     """
     with suppress(Unknown):
         along = Along(step.exact) if step.is_exact else None

@@ -74,8 +74,8 @@ def _functional_gradient(recorder: Recorder, grad_and_value: Any) -> Any:
     """``torch.func.grad`` of parameters ends a micro-batch as well."""
 
     @wraps(grad_and_value)
-    def gradient(*args: Any, **kwargs: Any) -> Any:
-        return recorder.functional_gradient(grad_and_value, *args, **kwargs)
+    def gradient(function: Any, argnums: Any, has_aux: Any, args: Any, kwargs: Any) -> Any:
+        return recorder.functional_gradient(grad_and_value, function, argnums, args, kwargs, has_aux=has_aux)
 
     return gradient
 

@@ -162,9 +162,10 @@ class Recorder(DataflowRecorder):
         original: Callable[..., Any],
         function: Callable[..., Any],
         argnums: int | tuple[int, ...],
-        has_aux: bool,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        *,
+        has_aux: bool,
     ) -> tuple[Any, Any]:
         """Run ``torch.func.grad_and_value``: a backward pass, if weights are all that it is asked for.
 

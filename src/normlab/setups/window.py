@@ -16,7 +16,7 @@ from normlab.base.memory import gibibytes
 from normlab.base.units import count
 from normlab.errors import NoStepError, UserError
 from normlab.setups.arguments import Number
-from normlab.setups.flow import MOST_APART, Flow, NotRepeatableError
+from normlab.setups.flow import MOST_APART, Flow
 from normlab.setups.gradients import parameters_of
 from normlab.setups.named import NamedSetup
 from normlab.setups.proof import ProvenFlow, proven_window
