@@ -65,12 +65,12 @@ the one before had shown was mended; the first was a smaller one, of sixteen rep
 BESIDE = """\
 The cases of all three lists, handed to other checkers of the package registry by
 `benchmarks/faults/run.py`, and to ours in the same run: {cases} cases, judged on {date}. Each tool is
-used as its own documentation says. A fault is *flagged* by any finding that its twin does not have, and *named* if that
-finding states the cause by the rule in the tool's adapter. The rule is generous: a check counts for every
-cause that its documentation lists, wherever in the model it is; ours must name the place as well. Any
-finding on a sound step is a *false alarm*. Seconds are the processor's, in the median. Our checks have
-been changed with these lists in view and the others have not, so compare them with ours at first sight,
-where any failure flags a fault.\
+used as its own documentation says. A fault is *flagged* by any finding that its twin does not have, and
+*named* if that finding states the cause by the rule in the tool's adapter. The rule is generous: a check
+counts for every cause that its documentation lists, wherever in the model it is; ours must name the place
+as well. Any finding on a sound step is a *false alarm*. Seconds are the processor's, in the median. Our
+checks have been changed with these lists in view and the others have not, so compare them with ours at
+first sight, where any failure flags a fault.\
 """
 
 
