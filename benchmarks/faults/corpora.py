@@ -22,8 +22,9 @@ def every_list() -> dict[str, dict[str, PublicCase]]:
     """Return the cases of each list of public reports by their names."""
     from corpus.public2.collected import CASES as SECOND
     from corpus.public3.collected import CASES as THIRD
+    from corpus.public4.collected import CASES as FOURTH
 
-    return {"public2": dict(SECOND), "public3": dict(THIRD)}
+    return {"public2": dict(SECOND), "public3": dict(THIRD), "public4": dict(FOURTH)}
 
 
 def every_case() -> dict[str, PublicCase]:

@@ -104,7 +104,8 @@ def last_change(folder: str) -> str:
 
 def fingerprint_of_cases() -> str:
     """Return a fingerprint of the code that builds the cases."""
-    files = [file for name in ("public2", "public3") for file in (ROOT / "tests/corpus" / name).glob("*.py")]
+    lists = ("public2", "public3", "public4")
+    files = [file for name in lists for file in (ROOT / "tests/corpus" / name).glob("*.py")]
     code = hashlib.sha256()
     for file in sorted(files):
         if file.name not in ("page.py", "run.py"):

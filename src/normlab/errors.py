@@ -32,7 +32,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 class NoStepError(UserError):
-    """A script ended without a step of an optimizer after a backward pass."""
+    """A script made no step of an optimizer that follows a backward pass."""
 
 
 class SpentError(UserError):

@@ -288,3 +288,22 @@ def test_a_rate_that_learns_nothing_is_named(make: Callable[[nn.Module], Optimiz
 
 def test_a_plain_step_learns():
     assert report_of("overfit", "repeats", optimizer=groups).holds == ("repeats", "overfit")
+
+
+def surrogate(model: nn.Module, ids: Tensor) -> Tensor:
+    """A policy gradient with advantages whose mean is 0: its value is 0 with any weights."""
+    logp = model(ids[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    advantage = torch.tensor([1.0, -1.0, 0.5, -0.5])[:, None]
+    return -(torch.exp(logp - logp.detach()) * advantage).mean()
+
+
+def test_a_loss_that_does_not_move_along_its_gradient_need_not_fall():
+    model = Decoder(dropout=0.0)
+    report = report_of("overfit", model=model, loss=surrogate, optimizer=groups(model))
+    assert report.failures == ()
+    assert "overfit" not in report.holds
+
+
+def test_a_rate_that_lets_the_loss_grow_is_still_named():
+    model = Decoder(dropout=0.0)
+    assert first(report_of("overfit", model=model, optimizer=groups(model, rate=30.0)))[0] == "overfit"

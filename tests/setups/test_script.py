@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 import normlab
 from normlab.cli.main import main
-from normlab.errors import UserError
+from normlab.errors import NoStepError, UserError
 from normlab.setups.patches import PATCHES
 from normlab.setups.script import setup_from_script
 
@@ -57,7 +57,8 @@ def test_the_batch_is_what_the_slices_of_a_step_are_computed_from():
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "accumulating", "scaled", "translating", "own_function", "drawing"]
+    "name",
+    ["plain", "accumulating", "scaled", "translating", "own_function", "drawing", "functional_gradients"],
 )
 def test_a_sound_script_has_no_failure(name):
     assert failures(name) == []
@@ -69,6 +70,9 @@ def test_a_sound_script_has_no_failure(name):
         ("accumulating", "--undivided", ("step", "step")),
         ("scaled", "--clip-scaled", ("step", "step")),
         ("own_function", "--halved", ("derivative", "head.weight")),
+        ("functional_gradients", "--undivided", ("step", "step")),
+        ("functional_gradients", "--gains-forgotten", ("step", "step")),
+        ("functional_gradients", "--unshifted", ("targets", "loss")),
     ],
 )
 def test_a_mistake_in_a_script_is_named_first(name, argument, failure):
@@ -137,6 +141,20 @@ def test_what_comes_back_from_numpy_keeps_other_batches_from_being_tested():
     assert report.ok
     assert "derivative" in report.holds
     assert report.untestable["causality"] == setup.cannot["batch"]
+
+
+def test_detached_weights_get_the_gradients_of_those_that_they_were_detached_from():
+    setup = setup_of("functional_gradients", "--detached")
+    assert not setup.cannot
+    assert {p.requires_grad for p in setup.model.parameters()} == {True}
+
+
+def test_gradients_by_row_are_refused_and_the_command_says_what_to_type_instead(capsys):
+    script = str(SCRIPTS / "functional_gradients.py")
+    with pytest.raises(NoStepError, match="gradients that no backward pass gave"):
+        setup_of("functional_gradients", "--by-row")
+    assert main(["check", script, "--", "--by-row"]) == 2
+    assert f"normlab check {script}:setup" in capsys.readouterr().err
 
 
 def test_a_script_without_a_step_is_refused():

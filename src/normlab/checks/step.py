@@ -28,10 +28,13 @@ from normlab.trace.dry_run import (
 )
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.targets import CLOSE
+from normlab.trace.gradients import Along
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.updates import factors
 from normlab.trace.whole_step import SMALL
 
+STILL: Final = 1e-3
+"""A loss stands still if it moves by a smaller share than this of what its gradient says."""
 NO_STEP: Final = "there is no step: pass step=, a function of model, batch, optimizer and scheduler"
 
 
@@ -196,6 +199,8 @@ def overfit(step: StepUnderTest) -> Answers:
     losses = step.whole_step.dry_run().losses(batch, () if by_hand else peaks)
     if learnt(losses):
         return
+    why = "its value does not move along its gradient, as that of a policy's ratio to itself"
+    needs(_moves_along_its_gradient(step), f"the loss need not fall: {why}")
     plain = step.whole_step.dry_run(plain=True)
     by_plain_step = step.setup.step is not None and learnt(plain.losses(batch, peaks))
     say = f"{len(losses) - 1} steps on one batch bring its loss from {losses[0]:.4g} to {losses[-1]:.4g}"
@@ -207,3 +212,16 @@ def overfit(step: StepUnderTest) -> Answers:
         yield note(place, say)
     else:
         yield fail(place, say, "lower the rate if the loss grows, else raise it")
+
+
+def _moves_along_its_gradient(step: StepUnderTest) -> bool:
+    """Return whether the value of the loss changes where its gradient leads, or nothing tells.
+
+    What is detached in a loss, or run without gradients, follows each step: the ratio of a policy to itself
+    is 1 with any weights, and only its gradient says where to go.
+    """
+    with suppress(Unknown):
+        along = Along(step.exact) if step.is_exact else None
+        if along is not None and along.gradients:
+            return abs(along.all.measured) > STILL * along.all.expected
+    return True

@@ -57,22 +57,25 @@ class GradientWatch:
                 gained[key] = gradient if earlier is None else gradient - earlier
         return gained
 
-    def change(self, events: Sequence[Event]) -> Event | None:
+    def changes(self, events: Sequence[Event]) -> list[Event]:
         """Return what was done to gradients since they were last looked at; ``events`` came before."""
         before = self.seen
         self.look()
         changed = {key: x for key, x in self.seen.items() if not _equal(x, before.get(key))}
         if not changed:
-            return None
+            return []
         if all(x is None or not x.any() for x in changed.values()):
-            return Event("zero", [self.parameters[key] for key in changed])
+            return [Event("zero", [self.parameters[key] for key in changed])]
         nonzero = {key: x for key, x in self.seen.items() if x is not None and x.any()}
         norm = float(sum(x.double().pow(2).sum() for x in nonzero.values())) ** 0.5
         if (factor := _common_factor(nonzero, before)) is not None:
-            return Event("scale", calling_line(), factor=factor, norm=norm)
-        if (factor := _common_factor(nonzero, _sums_of_window(events))) is not None:
-            return Event("assign", calling_line(), factor=factor, norm=norm)
-        return Event("edit", calling_line())
+            return [Event("scale", calling_line(), factor=factor, norm=norm)]
+        sums = _sums_of_window(events)
+        if (factor := _common_factor(nonzero, sums)) is not None:
+            assigned = Event("assign", calling_line(), factor=factor, norm=norm)
+            left_out = [p for key, p in self.parameters.items() if key in sums and key not in nonzero]
+            return [assigned, Event("zero", left_out)] if left_out else [assigned]
+        return [Event("edit", calling_line())]
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:

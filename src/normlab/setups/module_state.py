@@ -179,7 +179,7 @@ class WeightPlaces:
             for name, p in part._parameters.items():
                 if p is None or not p.requires_grad or id(p) in self._places:
                     continue
-                if (memory := _memory_of(p)) is not None:
+                if (memory := memory_of(p)) is not None:
                     self._places[id(p)] = part._parameters, name
                     self._in_memory.setdefault(memory, set()).add(id(p))
 
@@ -192,11 +192,11 @@ class WeightPlaces:
         return {key: self._places[key] for key in ids}
 
     def _sharing(self, x: Tensor) -> set[int]:
-        memory = _memory_of(x)
+        memory = memory_of(x)
         return set() if memory is None else self._in_memory.get(memory, set())
 
 
-def _memory_of(tensor: Tensor) -> int | None:
+def memory_of(tensor: Tensor) -> int | None:
     """Return the place of a tensor's numbers in memory; None if it has none of its own, as one that a
     function of ``torch.func`` wraps.
     """

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._functorch import apis
+from torch._functorch import apis, eager_transforms
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
@@ -68,6 +68,16 @@ def _gradient(recorder: Recorder, grad: Any) -> Any:
 def _vectorized(recorder: Recorder, vmap: Any) -> Any:
     """What ``torch.func.vmap`` calls gets tensors of another kind, so it is one call."""
     return lambda function, *args, **kwargs: recorder.call_function(vmap, function, *args, **kwargs)
+
+
+def _functional_gradient(recorder: Recorder, grad_and_value: Any) -> Any:
+    """``torch.func.grad`` of parameters ends a micro-batch as well."""
+
+    @wraps(grad_and_value)
+    def gradient(function: Any, argnums: Any, has_aux: Any, args: Any, kwargs: Any) -> Any:
+        return recorder.functional_gradient(grad_and_value, function, argnums, args, kwargs, has_aux=has_aux)
+
+    return gradient
 
 
 def _apply(recorder: Recorder, apply: Any) -> Any:
@@ -181,6 +191,7 @@ PATCHES: Final[tuple[tuple[Any, str, Patch], ...]] = (
     (torch.autograd, "backward", _backward),
     (torch.autograd, "grad", _gradient),
     (apis, "vmap_impl", _vectorized),
+    (eager_transforms, "grad_and_value_impl", _functional_gradient),
     (torch.autograd.Function, "apply", _apply),
     (dataloader._BaseDataLoaderIter, "__next__", _fetch),
     (clip_grad, "_clip_grads_with_norm_", _clip),

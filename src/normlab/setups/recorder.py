@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from normlab.setups.arguments import Arguments, Number, Reference
 from normlab.setups.callers import calling_line
@@ -22,7 +23,7 @@ from normlab.setups.dataflow import DataflowRecorder
 from normlab.setups.ending import Ending, EnoughSeen
 from normlab.setups.gradients import GradientWatch, parameters_of
 from normlab.setups.held_back import HeldBack
-from normlab.setups.module_state import KeptValue, StateWatch, WeightPlaces
+from normlab.setups.module_state import KeptValue, StateWatch, WeightPlaces, memory_of
 from normlab.setups.recording import (
     BackwardPass,
     ChangedWeight,
@@ -55,6 +56,8 @@ class Recorder(DataflowRecorder):
         self._held_back = HeldBack(self._step_or_end)
         self._ending = Ending()
         self._is_in_backward = False
+        self._is_in_functional = False
+        """Whether a function runs whose gradient ``torch.func`` is asked for."""
         self.is_scheduling = False
         """Whether a schedule is being made or stepped."""
 
@@ -153,6 +156,64 @@ class Recorder(DataflowRecorder):
             gradients = {id(p): gradient.detach().clone() for p, gradient in given if gradient is not None}
             self._add_pass(micro_batch, number, gradients)
         return result
+
+    def functional_gradient(
+        self,
+        original: Callable[..., Any],
+        function: Callable[..., Any],
+        argnums: int | tuple[int, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        has_aux: bool,
+    ) -> tuple[Any, Any]:
+        """Run ``torch.func.grad_and_value``: a backward pass, if weights are all that it is asked for.
+
+        The function is then called on the weights themselves, and its loss is differentiated as any other:
+        inside of ``torch.func``, tensors would be of a kind that cannot be recorded.
+        """
+        wanted, form = tree_flatten(_differentiated(args, argnums))
+        is_outermost = not self.is_paused and not self._is_in_functional
+        weights = [self._weight_of(x) for x in wanted] if is_outermost else []
+        if not weights or any(p is None for p in weights):
+            return original(function, argnums, has_aux, args, kwargs)
+        # what shares its numbers with a weight, but was detached from it, gets the gradient in its place
+        inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in wanted]
+        args = _with_differentiated(args, argnums, tree_unflatten(inputs, form))
+        self._is_in_functional = True
+        try:
+            with torch.enable_grad():
+                output = function(*args, **kwargs)
+        finally:
+            self._is_in_functional = False
+        loss, aux = output if has_aux else (output, None)
+        with self.paused():
+            micro_batch, number = self._end_micro_batch(loss)
+            self._gradients.add(p for p in weights if p is not None)
+            # with a graph and zeros, as ``torch.func`` does it
+            found = torch.autograd.grad(
+                loss, inputs, create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            gradients = {
+                id(p): gradient.detach().clone()
+                for p, gradient in zip(weights, found, strict=True)
+                if p is not None and p.requires_grad
+            }
+            self._add_pass(micro_batch, number, gradients)
+        gradient = tree_unflatten(list(found), form)
+        return (gradient, (loss, aux)) if has_aux else (gradient, loss)
+
+    def _weight_of(self, x: Any) -> Tensor | None:
+        """Return the parameter that this is, or whose numbers it shares as it was detached from it."""
+        if isinstance(x, nn.Parameter):
+            return x
+        if not isinstance(x, Tensor) or (memory := memory_of(x)) is None:
+            return None
+        for optimizer in self.recording.optimizers:
+            for p in parameters_of(optimizer):
+                if p.shape == x.shape and memory_of(p) == memory:
+                    return p
+        return None
 
     @staticmethod
     def _add_pass(micro_batch: MicroBatch, loss: Number, gradients: Mapping[int, Tensor]) -> None:
@@ -287,8 +348,7 @@ class Recorder(DataflowRecorder):
         """Note what was done to gradients since they were last looked at."""
         for optimizer in self.recording.optimizers:
             self._gradients.add(parameters_of(optimizer))
-        event = self._gradients.change(self.recording.events)
-        if event is not None:
+        for event in self._gradients.changes(self.recording.events):
             self.note(event)
 
     @contextmanager
@@ -371,6 +431,24 @@ class Recorder(DataflowRecorder):
         counted = optimizer if self._chosen == 1 else self.recording.stepped[self._chosen - 1]
         if sum(e.kind == "step" and e.subject is counted for e in events) >= self._steps:
             raise EnoughSeen
+
+
+def _differentiated(args: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:
+    """Return the arguments that ``torch.func`` differentiates a function with respect to."""
+    return args[argnums] if isinstance(argnums, int) else tuple(args[i] for i in argnums)
+
+
+def _with_differentiated(
+    args: tuple[Any, ...], argnums: int | tuple[int, ...], others: Any
+) -> tuple[Any, ...]:
+    """Return the arguments with others in place of those."""
+    replaced = list(args)
+    if isinstance(argnums, int):
+        replaced[argnums] = others
+    else:
+        for i, other in zip(argnums, others, strict=True):
+            replaced[i] = other
+    return tuple(replaced)
 
 
 def _skips(optimizer: Optimizer) -> bool:

@@ -16,7 +16,7 @@ from normlab.base.memory import gibibytes
 from normlab.base.units import count
 from normlab.errors import NoStepError, UserError
 from normlab.setups.arguments import Number
-from normlab.setups.flow import MOST_APART, Flow, NotRepeatableError
+from normlab.setups.flow import MOST_APART, Flow
 from normlab.setups.gradients import parameters_of
 from normlab.setups.named import NamedSetup
 from normlab.setups.proof import ProvenFlow, proven_window
@@ -130,13 +130,13 @@ def _shorter_window(recording: Recording) -> ShorterWindow | None:
 
 
 def _window_of(recording: Recording, title: str) -> list[MicroBatch]:
-    """Return the micro-batches of the first step. Raises NoStepError if there is none, and NotRepeatableError
-    if nothing says where its gradients come from.
+    """Return the micro-batches of the first step. Raises NoStepError if there is none, or if nothing says
+    where its gradients come from.
     """
     if recording.unseen_step:
-        raise NotRepeatableError(
+        raise NoStepError(
             f"step in {recording.unseen_step} has gradients that no backward pass gave; compute them by "
-            "loss.backward() or torch.autograd.grad(loss, parameters)"
+            "loss.backward(), torch.autograd.grad(loss, parameters) or torch.func.grad of parameters"
         )
     if recording.step_by_hand:
         raise UserError(
