@@ -18,8 +18,8 @@ ROOMS: Final = ("checks", "trace", "trials", "judging")
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
 def test_an_error_is_caught(mutation: Mutation):
     result = mutations.outcome_of(mutation)
-    assert result.code == FAILED_TESTS
-    assert result.first_failure.startswith("FAILED"), "a test failed, not an import"
+    assert result.code == FAILED_TESTS, result.end_of_output
+    assert result.first_failure.startswith("FAILED"), f"not a test failed: {result.end_of_output}"
 
 
 def test_each_error_has_a_name_of_its_own_and_can_be_planted(tmp_path):

@@ -33,6 +33,7 @@ from mutations_of_methods import METHODS
 ROOT = Path(__file__).resolve().parents[1]
 FAILED_TESTS = 1
 """pytest's exit code when tests ran and some failed; an import error or an empty selection has another."""
+MOST_LINES = 40
 MUTATIONS: Final[tuple[Mutation, ...]] = (*METHODS, *INSTRUMENTS)
 
 
@@ -43,16 +44,22 @@ class Result:
     code: int
     seconds: float
     first_failure: str
+    end_of_output: str = ""
+    """The last lines that pytest and the process wrote, which say why tests could not run."""
 
 
 def run_tests(package: Path, tests: Sequence[str] = TESTS) -> Result:
     """The tests against the package below ``package``'s parent, to the first failure."""
     start, files = time.perf_counter(), [package.parent / name for name in ("in", "out", "err")]
-    env = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    # a pytest that runs this one tells its tests, in such variables, which worker they are in and what was typed
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env |= {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     files[0].touch()
     code = forked.exit_code(_test, package, tests, cwd=ROOT, env=env, files=files)
-    failures = [line for line in files[1].read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return Result(code or 0, time.perf_counter() - start, failures[0] if failures else "")
+    lines = [line for file in files[1:] for line in file.read_text().splitlines()]
+    failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    seconds = time.perf_counter() - start
+    return Result(code or 0, seconds, failures[0] if failures else "", "\n".join(lines[-MOST_LINES:]))
 
 
 def _test(package: Path, tests: Sequence[str]) -> None:
@@ -63,7 +70,7 @@ def _test(package: Path, tests: Sequence[str]) -> None:
 
     if Path(str(normlab.__file__)).parent.resolve() != package.resolve():
         raise RuntimeError(f"tests would import {normlab.__file__}, not the copy in {package}")
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not slow and not long"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line", "-m", "not slow and not long"]
     options += ["--assert=plain"]  # rewriting them takes time, for explanations that nobody reads
     sys.exit(pytest.main([*options, f"--basetemp={package.parent / 'tmp'}", *tests]))
 
@@ -122,7 +129,7 @@ def main(typed: Sequence[str]) -> int:
         said = (
             result.first_failure.removeprefix("FAILED ")
             if caught
-            else f"NOT CAUGHT (exit code {result.code})"
+            else f"NOT CAUGHT (exit code {result.code})\n{result.end_of_output}\n"
         )
         print(f"{mutation.name:48} {said} ({result.seconds:.0f} s)", flush=True)
     return missed
