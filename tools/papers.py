@@ -15,6 +15,7 @@ from statistics import fmean
 
 import altair as alt
 
+from normlab.base.chart import Lines
 from normlab.papers import ARTEFACTS, PAPERS, Paper, phrases
 from normlab.papers.cells import PrintedTable
 from normlab.papers.exact import Statement, own_statements
@@ -295,15 +296,15 @@ def curves(status: ArtefactStatus) -> str:
         return ""
     rows: list[list[str]] = []
     for drawing in artefact.drawings:
-        if drawing.kind != "line":
+        if not isinstance(drawing, Lines):
             continue
         groups: dict[str, dict[float, list[float]]] = {}
         for row in status.found.tables.get(drawing.table, ()):
             if row.get(drawing.y) is not None:
-                group = groups.setdefault(str(row.get(drawing.colour, "")), {})
+                group = groups.setdefault(str(row.get(drawing.group, "")), {})
                 group.setdefault(row[drawing.x], []).append(row[drawing.y])
         for name, points in groups.items():
-            ends = [f"{fmean(points[x]):.3g} at {drawing.x_title} {x:g}" for x in (min(points), max(points))]
+            ends = [f"{fmean(points[x]):.3g} at {drawing.x_axis} {x:g}" for x in (min(points), max(points))]
             rows.append([drawing.title, name, *ends])
     return table(("curve", "", "begins", "ends"), rows) if rows else ""
 

@@ -9,8 +9,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from normlab.checks.property import ORDER
-
 FILE: Final = "properties.toml"
 
 
@@ -20,12 +18,12 @@ class Explanation:
 
     name: str
     statement: str
-    formulation: str
+    formulation: str = ""
     """What holds, as an equation."""
-    test: str
+    test: str = ""
     """How it is tested."""
-    cannot_see: str
-    advice: str
+    cannot_see: str = ""
+    advice: str = ""
     """What to do if it fails."""
     bug: str = ""
     """A public thread about a violation, as ``owner/repository#number``."""
@@ -34,24 +32,28 @@ class Explanation:
 
     @property
     def source(self) -> str:
-        """The address of the public thread or paper."""
+        """The address of the public thread or paper; empty if neither is given."""
         if self.bug:
             repository, number = self.bug.split("#")
             return f"https://github.com/{repository}/issues/{number}"
+        if not self.paper:
+            return ""
         return f"https://arxiv.org/abs/{self.paper.rpartition(' ')[2]}"
 
     def lines(self, width: int = 100) -> list[str]:
         """The explanation as plain text."""
-        found = f"{self.bug or self.paper}: {self.source}"
+        source = f"{self.bug or self.paper}: {self.source}" if self.source else ""
         parts = {
             "as an equation": self.formulation,
             "how it is tested": self.test,
-            "a public bug" if self.bug else "a paper": found,
+            "a public bug" if self.bug else "a paper": source,
             "what it cannot see": self.cannot_see,
             "what to do": self.advice,
         }
         lines = [self.name, *textwrap.wrap(self.statement, width)]
         for title, text in parts.items():
+            if not text:  # of a property from outside the package
+                continue
             lines += ["", title]
             for paragraph in text.split("\n\n"):
                 lines += textwrap.indent(_filled(paragraph, width), "  ").splitlines()
@@ -72,12 +74,18 @@ class Explanation:
 
 
 def explanations() -> dict[str, Explanation]:
-    """The explanations of normlab's properties by name, causes before consequences."""
+    """The explanations of properties by name, causes before consequences, and those from outside last.
+
+    Of a property from outside the package there is its docstring: the statement, then how it is tested.
+    """
     from normlab.checks.check import properties  # with torch, which the names alone do not need
 
     texts = _texts()
-    statements = {one.name: one.statement for one in properties()}
-    return {name: Explanation(name, statements[name], **texts[name]) for name in ORDER}
+    known = {}
+    for one in properties():
+        parts = texts.get(one.name) or {"test": one.method}
+        known[one.name] = Explanation(one.name, one.statement, **parts)
+    return known
 
 
 @cache
