@@ -30,7 +30,9 @@ NOTEBOOK = HOME / "docs" / "first-steps.ipynb"
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 """Pages of the site that lie elsewhere in the repository."""
 API = {
-    "Instruments": ("setups", "trace", "checks", "trials", "scaling", "diagnosis", "watching", "judging"),
+    "Instruments": (
+        *("setups", "trace", "checks", "parallel", "trials", "scaling", "diagnosis", "watching", "judging"),
+    ),
     "Laboratory": (
         *("nn", "optim", "lab", "lab.recipes", "lab.data", "lab.tasks", "lab.training", "lab.runs"),
         *("lab.comparison", "papers"),

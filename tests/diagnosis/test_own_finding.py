@@ -25,14 +25,17 @@ def own_rule():
 
 
 def scales(*sizes: float) -> dict[str, Table]:
-    structure = [
-        {"stack": "h", "index": i, "layer": i, "role": "ffn", "module": f"h.{i}"} for i in range(len(sizes))
+    """The table of scales of a stack, and its structure, as studies of normlab's give them."""
+    sublayers = [
+        {"stack": "h", "index": i, "layer": i, "role": "ffn", "module": f"h.{i}", "block": f"h.{i}"}
+        for i in range(len(sizes))
     ]
+    structure = [row | {"placement": "pre", "relation": "after = before + branch"} for row in sublayers]
+    unknown = {"theory": None, "theory_low": None, "theory_high": None, "source": ""}
     rows = [
-        {"stack": "h", "index": i, "signal": "after", "mean_square": size, "theory": None,
-         "theory_low": None, "theory_high": None, "source": "", "block": f"h.{i}", "module": f"h.{i}"}
-        for i, size in enumerate(sizes)
-    ]  # fmt: skip
+        row | unknown | {"signal": "after", "mean_square": size}
+        for row, size in zip(sublayers, sizes, strict=True)
+    ]
     return {"structure": Table("structure", tuple(structure)), "scales": Table("scales", tuple(rows))}
 
 
