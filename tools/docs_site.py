@@ -41,7 +41,7 @@ API = {
 }
 """The packages that have a page of their own, by heading, in the order of the navigation."""
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
-SECONDS = 300
+SECONDS = 900
 """For one cell of the notebook, at most."""
 
 

@@ -28,7 +28,7 @@ def own_source():
         torch.manual_seed(seed)
         layers = [nn.Linear(width, width) for _ in range(int(name))]
         model = nn.Sequential(nn.Embedding(50, width), *layers, nn.Linear(width, 50))
-        return Setup(model, [torch.randint(50, (4, 16))], next_token_loss)
+        return Setup(model, torch.randint(50, (4, 16)), next_token_loss)
 
     yield
     del SOURCES["mlp"]

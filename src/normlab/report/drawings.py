@@ -188,7 +188,7 @@ def _points(drawing: Lines | Bars | Cells, rows: Sequence[Row]) -> list[Row]:
         channels["theory"] = drawing.theory
     present = {channel: column for channel, column in channels.items() if column in rows[0]}
     groups = _words_for_each(getattr(drawing, "group", ""), rows)
-    panels = _words_for_each(drawing.panel, rows)
+    panels = [panel or "" for panel in _words_for_each(drawing.panel, rows)]
     points = []
     for row, group, panel in zip(rows, groups, panels, strict=True):
         columns = {channel: row[column] for channel, column in present.items()}
@@ -209,6 +209,9 @@ def _is_drawn(drawing: Lines | Bars | Cells, point: Row, *, numeric_x: bool) -> 
     return _has_place(point["y"], log=drawing.log_y)
 
 
+@draws(Lines)
+@draws(Bars)
+@draws(Cells)
 def _of_columns(drawing: Lines | Bars | Cells, tables: DrawnTables, name: str) -> Iterator[Chart]:
     """A chart for each panel, all on one scale; without a panel a single one."""
     points = _points(drawing, tables.tables[drawing.table])
@@ -257,11 +260,6 @@ def _nothing(_: Sequence[Row]) -> Drawn:
     from normlab.report.charts.drawing import finish
 
     return finish([], HEIGHT)
-
-
-draws(Lines)(_of_columns)
-draws(Bars)(_of_columns)
-draws(Cells)(_of_columns)
 
 
 # ------------------------------------------------------------------------- columns of sublayers and steps
