@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 Switch = FlagCreatePairsOff[bool]
-_IMPORT = "A module of yours that registers placements, properties and so on; may be given several times."
+_IMPORT = "A module of yours that registers placements, norms, tasks and so on; may be given several times."
 Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar="MODULE", help=_IMPORT)]
 
 
@@ -278,7 +278,7 @@ class SourceFlags(ABC):
     """The kinds of source that read ``--lr``."""
     OWN: ClassVar[Sequence[str]] = ()
     """Flags of a configuration that mean something of their own here."""
-    OF_RECIPE: ClassVar[Collection[str]] = ("lr", "config", "runs", "force")
+    OF_RECIPE: ClassVar[Collection[str]] = ("lr", "config", "runs", "force", "imports")
     """Fields that only a recipe or a run reads, besides those of a configuration."""
 
     source: Annotated[Positional[str], arg(metavar="SOURCE")] = ""
