@@ -30,7 +30,9 @@ NOTEBOOK = HOME / "docs" / "first-steps.ipynb"
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 """Pages of the site that lie elsewhere in the repository."""
 API = {
-    "Instruments": ("setups", "trace", "checks", "trials", "scaling", "diagnosis", "watching", "judging"),
+    "Instruments": (
+        *("setups", "trace", "checks", "parallel", "trials", "scaling", "diagnosis", "watching", "judging"),
+    ),
     "Laboratory": (
         *("nn", "optim", "lab", "lab.recipes", "lab.data", "lab.tasks", "lab.training", "lab.runs"),
         *("lab.comparison", "papers"),
@@ -39,7 +41,7 @@ API = {
 }
 """The packages that have a page of their own, by heading, in the order of the navigation."""
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
-SECONDS = 300
+SECONDS = 900
 """For one cell of the notebook, at most."""
 
 

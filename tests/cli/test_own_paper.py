@@ -64,7 +64,7 @@ recipe = "post"
 MODULE = """
 import torch
 
-from normlab.papers import Artefact, Drawing, Estimate, Measurement, publish
+from normlab.papers import Artefact, Estimate, Lines, Measurement, publish
 from normlab.papers.effects import effect
 
 
@@ -94,7 +94,7 @@ publish(
         published={"share": 0.5},
         study=positive_share,
         settings={"dims": (512, 4096), "seeds": 5},
-        drawings=(Drawing("shares", "d", "share", "Units that pass", "width", "share"),),
+        drawings=(Lines("shares", "Units that pass", "d", "share", "width", "share"),),
     ),
     Artefact("doe2026.fig1", "Doe and Roe 2026, Figure 1", "A training.", {"BLEU": 1.0}),
 )

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.resources import files
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from cases import each
 from cli.test_check import TRAIN
 from normlab.cli.main import main
 from normlab.cli.tracing import WIDTH
+from normlab.report import contract
 
+SCHEMA = json.loads(files("normlab.report").joinpath(contract.SCHEMA).read_text(encoding="utf-8"))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+PAGE = (Path(__file__).parents[2] / "docs" / "contract.md").read_text(encoding="utf-8")
 KEPT = Path(__file__).parent / "traced" / "causality.txt"
 LEAKY = ["check", "train_of_this_test.py:leaky", "--trace", "causality"]
 
@@ -39,8 +45,27 @@ def test_the_same_is_printed_as_data(here, capsys):
     with pytest.raises(SystemExit):
         main([*LEAKY, "--json"])
     document = json.loads(capsys.readouterr().out)
+    VALIDATOR.validate(document)
+    assert (document["schema_version"], document["exit_code"]) == (contract.SCHEMA_VERSION, 3)
     assert (document["name"], document["verdict"]) == ("causality", "fails")
     assert document["entries"][-1]["module"] == document["failures"][0]["module"] == "blocks.0"
+
+
+@each("name", ["finite", "derivative", "state_dict"])
+def test_other_traces_fit_the_schema_and_what_is_no_trace_does_not(here, capsys, name):
+    assert main([*LEAKY[:-1], name, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    VALIDATOR.validate(document)
+    assert not VALIDATOR.is_valid({**document, "entries": [{"kind": "guess"}]})
+    assert not VALIDATOR.is_valid({**document, "verdict": "perhaps"})
+    VALIDATOR.validate([document, document])
+
+
+def test_the_page_of_the_contract_names_every_key():
+    of_copies = SCHEMA["$defs"]["trace"]["properties"]["copies"]["anyOf"][1]["properties"]
+    of_entries = [key for kind in SCHEMA["$defs"]["entry"]["oneOf"] for key in kind["properties"]]
+    for key in (*SCHEMA["$defs"]["trace"]["properties"], *of_copies, *of_entries):
+        assert f"`{key}`" in PAGE, key
 
 
 @each(

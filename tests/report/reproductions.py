@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from normlab.papers.artefact import Artefact, Drawing, Reproduction
+from normlab.base.chart import Bars, Cells, Lines
+from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.estimate import Estimate
 from normlab.papers.studies import OwnStudy
 
@@ -17,13 +18,12 @@ ARTEFACT = Artefact(
     study=OwnStudy("example", "invented"),
     settings={"depths": DEPTHS, "seeds": 10},
     drawings=(
-        Drawing("change", "depth", "change", "Output change", "layers N", "mean square", colour="placement",
-                panel="stack", theory="theory", log_x=True, log_y=True),
-        Drawing("long", "step", "value", "A long curve", "step", "loss", colour="placement"),
-        Drawing("exponents", "placement", "exponent", "Fitted exponents", "", "exponent", colour="placement",
-                kind="bar"),
-        Drawing("shares", "branch", "sublayer", "Shares", "branch", "output of sublayer", panel="placement",
-                kind="cells", shade="share"),
+        Lines("change", "Output change", "depth", "change", "layers N", "mean square", group="placement",
+              panel="stack", theory="theory", log_x=True, log_y=True),
+        Lines("long", "A long curve", "step", "value", "step", "loss", group="placement"),
+        Bars("exponents", "Fitted exponents", "placement", "exponent", "", "exponent", group="placement"),
+        Cells("shares", "Shares", "branch", "sublayer", "share", "branch", "output of sublayer",
+              panel="placement"),
     ),
     discussion="Sections 3 & 5 exchange their numbers.",
 )  # fmt: skip

@@ -1,6 +1,8 @@
-"""Charts as data: a study says how to draw its table, and a page draws it without knowing the study.
+"""Charts as data: which columns of a table are shown, and as what; how they are drawn is for ``report``.
 
-A chart is stored with the tables, as a dict with its ``kind`` and its fields.
+A study, an artefact of a paper and a page declare their charts with these classes, and one function draws
+them all (``normlab.report.drawings.draw``). It is stored with the tables, as a dict of its ``kind`` and
+its fields.
 """
 
 from __future__ import annotations
@@ -14,20 +16,30 @@ from normlab.errors import UserError
 
 
 @dataclass(frozen=True)
-class StudyChart:
-    """A chart of one table. Each kind of chart is a subclass."""
+class Drawing:
+    """A chart of one table. Each kind of chart is a subclass, in this file or in a module of a user's own."""
 
     table: str
     title: str
     caption: str = field(default="", kw_only=True)
 
+    @property
+    def name(self) -> str:
+        """What tells it from the other charts of its page."""
+        return self.table
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that its table must have for it to be drawn; an error names those that are missing."""
+        return ()
+
     def to_plain(self) -> dict[str, Any]:
         return {"kind": type(self).__name__, **to_plain(self)}
 
     @staticmethod
-    def from_plain(plain: Mapping[str, Any]) -> StudyChart:
+    def from_plain(plain: Mapping[str, Any]) -> Drawing:
         """Rebuild a chart from what ``to_plain`` returned. Raises UserError for an unknown kind."""
-        kinds = {cls.__name__: cls for cls in StudyChart.__subclasses__()}
+        kinds = {cls.__name__: cls for cls in Drawing.__subclasses__()}
         fields = dict(plain)
         kind = fields.pop("kind", "")
         if kind not in kinds:
@@ -35,8 +47,108 @@ class StudyChart:
         return from_plain(kinds[kind], fields)
 
 
+# ------------------------------------------------------------------------------------ charts of any table
+
+
 @dataclass(frozen=True)
-class ByDepth(StudyChart):
+class Lines(Drawing):
+    """The column ``y`` against ``x``, a line per value of the column ``group``, or a single one.
+
+    Rows with the same ``x`` and ``group`` are drawn as their mean, with a band from the lowest to the highest
+    or, if the table has columns ``low`` and ``high`` around ``y``, with that interval.
+    """
+
+    x: str
+    y: str
+    x_axis: str
+    y_axis: str
+    group: str = ""
+    """Column whose values differ by colour, such as the placement."""
+    panel: str = ""
+    """Column whose values each have a chart of their own, all on one scale."""
+    theory: str = ""
+    """Column drawn as a dashed line next to what was measured."""
+    log_x: bool = False
+    log_y: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}-{self.y}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.x, self.y, self.group, self.panel, self.theory)))
+
+
+@dataclass(frozen=True)
+class Bars(Drawing):
+    """A bar of length ``y`` for each name in the column ``x``, and beside each other for each ``group``; with
+    means and intervals, ``group`` and ``panel`` as in ``Lines``.
+    """
+
+    x: str
+    y: str
+    x_axis: str
+    y_axis: str
+    group: str = ""
+    panel: str = ""
+    log_y: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}-{self.y}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.x, self.y, self.group, self.panel)))
+
+
+@dataclass(frozen=True)
+class Cells(Drawing):
+    """A heat map: the column ``value`` as the shade of a cell for each pair of ``x`` and ``y``; ``panel`` as
+    in ``Lines``.
+    """
+
+    x: str
+    y: str
+    value: str
+    x_axis: str
+    y_axis: str
+    panel: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}-{self.value}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.x, self.y, self.value, self.panel)))
+
+
+@dataclass(frozen=True)
+class Strips(Drawing):
+    """A tick per row and quantity, one strip per ``category`` and quantity. ``quantities`` maps the name of a
+    quantity to its column, ``label`` is the column that names a tick, and ``order`` lists the categories.
+    Rows whose label ends with ``without`` are left out.
+    """
+
+    category: str
+    label: str
+    quantities: dict[str, str]
+    axis: str
+    order: tuple[str, ...] = ()
+    without: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.category, self.label, *self.quantities.values())
+
+
+# --------------------------------------------- charts of tables whose rows belong to sublayers of a model
+
+
+@dataclass(frozen=True)
+class ByDepth(Drawing):
     """The column ``y`` of a table with ``stack`` and ``index``, at every sublayer: one chart per stack, with
     a common vertical axis and a point per row, coloured by the role of its sublayer.
 
@@ -54,11 +166,34 @@ class ByDepth(StudyChart):
     by_role: bool = False
     sum_squares: bool = False
 
+    @property
+    def name(self) -> str:
+        return f"{self.table}-{self.y}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("stack", "index", self.y)
+
 
 @dataclass(frozen=True)
-class HeatMap(StudyChart):
+class BySteps(Drawing):
+    """The column ``value`` over ``step``, in a table with ``stack``, ``module`` and ``index``: one chart per
+    stack, and a line per module, shaded by its index.
+    """
+
+    axis: str
+    log: bool = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("stack", "index", "module", "step", "value")
+
+
+@dataclass(frozen=True)
+class HeatMap(Drawing):
     """A share between 0 and 1, ``value``, for each pair of a sublayer ``y`` and a branch ``x`` (-1: the
-    stack's input): one chart per stack. It replaces its table, which the page does not repeat.
+    stack's input), in a table with ``stack``: one chart per stack. It replaces its table, which the page does
+    not repeat.
     """
 
     x: str
@@ -67,9 +202,13 @@ class HeatMap(StudyChart):
     x_axis: str
     y_axis: str
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("stack", self.x, self.y, self.value)
+
 
 @dataclass(frozen=True)
-class Growth(StudyChart):
+class Growth(Drawing):
     """The column ``change`` against ``depth`` on logarithmic axes, one chart per stack, with the laws of the
     table ``fits``. ``words`` describes each ``kind`` of change.
     """
@@ -77,29 +216,6 @@ class Growth(StudyChart):
     fits: str
     words: dict[str, str]
 
-
-@dataclass(frozen=True)
-class Strips(StudyChart):
-    """A tick per row and quantity, one strip per ``category`` and quantity. ``quantities`` maps the name of a
-    quantity to its column, ``label`` is the column that names a tick, and ``order`` lists the categories.
-    Rows whose label ends with ``without`` are left out.
-    """
-
-    category: str
-    label: str
-    quantities: dict[str, str]
-    axis: str
-    order: tuple[str, ...] = ()
-    without: str = ""
-
-
-@dataclass(frozen=True)
-class Lines(StudyChart):
-    """The column ``y`` against ``x``, a line per value of the column ``group``, or a single one."""
-
-    x: str
-    y: str
-    x_axis: str
-    y_axis: str
-    group: str = ""
-    log: bool = False
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("stack", "kind", "depth", "change", "seed")

@@ -12,8 +12,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from normlab.checks.property import ORDER
-
 FILE: Final = "properties.toml"
 
 
@@ -23,12 +21,12 @@ class Explanation:
 
     name: str
     statement: str
-    formulation: str
+    formulation: str = ""
     """What holds, as an equation."""
-    test: str
+    test: str = ""
     """How it is tested."""
-    cannot_see: str
-    advice: str
+    cannot_see: str = ""
+    advice: str = ""
     """What to do if it fails."""
     bug: str = ""
     """A public thread about a violation, as ``owner/repository#number``."""
@@ -37,15 +35,17 @@ class Explanation:
 
     @property
     def source(self) -> str:
-        """The address of the public thread or paper."""
+        """The address of the public thread or paper; empty if neither is given."""
         if self.bug:
             repository, number = self.bug.split("#")
             return f"https://github.com/{repository}/issues/{number}"
+        if not self.paper:
+            return ""
         return f"https://arxiv.org/abs/{self.paper.rpartition(' ')[2]}"
 
     def lines(self, width: int = 100) -> list[str]:
         """The explanation as plain text."""
-        cited = f"{self.bug or self.paper}: {self.source}"
+        cited = f"{self.bug or self.paper}: {self.source}" if self.source else ""
         parts = {
             "as an equation": self.formulation,
             "how it is tested": self.test,
@@ -55,6 +55,8 @@ class Explanation:
         }
         lines = [self.name, *textwrap.wrap(self.statement, width)]
         for title, text in parts.items():
+            if not text:  # of a property from outside the package
+                continue
             lines += ["", title]
             for paragraph in text.split("\n\n"):
                 lines += textwrap.indent(_filled(paragraph, width), "  ").splitlines()
@@ -77,12 +79,18 @@ class Explanation:
 
 
 def explanations() -> dict[str, Explanation]:
-    """The explanations of normlab's properties by name, causes before consequences."""
+    """The explanations of properties by name, causes before consequences, and those from outside last.
+
+    Of a property from outside the package there is its docstring: the statement, then how it is tested.
+    """
     from normlab.checks.check import properties  # with torch, which the names alone do not need
 
     texts = _texts()
-    statements = {tested.name: tested.statement for tested in properties()}
-    return {name: Explanation(name, statements[name], **texts[name]) for name in ORDER}
+    known = {}
+    for tested in properties():
+        parts = texts.get(tested.name) or {"test": tested.method}
+        known[tested.name] = Explanation(tested.name, tested.statement, **parts)
+    return known
 
 
 @cache

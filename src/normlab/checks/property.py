@@ -6,6 +6,7 @@ this room hold the functions; docs/check.md has the equation of each, and how it
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -94,7 +95,12 @@ class Property:
     @property
     def statement(self) -> str:
         """What it states, in one sentence."""
-        return " ".join((self.test.__doc__ or "").split("\n\n")[0].split())
+        return " ".join(inspect.cleandoc(self.test.__doc__ or "").split("\n\n")[0].split())
+
+    @property
+    def method(self) -> str:
+        """What its docstring says besides: how it is tested, in paragraphs."""
+        return inspect.cleandoc(self.test.__doc__ or "").partition("\n\n")[2]
 
 
 PROPERTIES: Final[Registry[Property]] = Registry("property")

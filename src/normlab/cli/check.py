@@ -128,7 +128,8 @@ class CheckCommand(ExaminedFlags):
         documents, verdicts = list[dict[str, Any]](), list[str]()
         for source, _ in self.sources():
             traced = trace_property(self.trace, self._declared_setup(source), budget_s=self.budget_s)
-            documents.append({"title": source.title, "command": command, **traced.to_plain()})
+            named = {"title": source.title, "command": command, **traced.to_plain()}
+            documents.append(contract.trace_document(named))
             verdicts.append(traced.verdict)
             if not self.as_json:
                 terminal.write(source.title, *lines(traced))

@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 from normlab.checks.explanations import explanations
 from normlab.checks.property import require_property
 from normlab.cli import terminal
-from normlab.cli.options import Switch
+from normlab.cli.options import Imports, Switch
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class ExplainCommand:
     """Properties to explain, such as causality; without one, all are listed."""
     as_json: Annotated[Switch, arg(name="json")] = False
     """Print everything as JSON instead of sentences."""
+    imports: Imports = ()
 
     def run(self) -> None:
         for name in self.properties:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from normlab.base.chart import StudyChart
+from normlab.base.chart import Drawing
 from normlab.base.registry import Registry
 from normlab.diagnosis.presets import PRESETS, require_preset
 from normlab.diagnosis.subject import SMALL_TOKENS, Subject
@@ -83,7 +83,7 @@ class Study:
     """Heading of its charts on the page, which a study without charts does not need."""
     intro: str = ""
     """An explanation of the charts, with their source."""
-    charts: tuple[StudyChart, ...] = ()
+    charts: tuple[Drawing, ...] = ()
     batch: str = "the whole batch"
     """The part of the batch that it is measured on, in words."""
     order: int = 100
@@ -123,12 +123,24 @@ def studies_named(names: Iterable[str]) -> list[Study]:
     return [study for study in registered() if study in wanted]
 
 
+_RULES: Final[list[Rule]] = []
+
+
+def rule(function: Rule) -> Rule:
+    """Register the decorated function as a rule of its own, which reads tables that studies measure.
+
+    Like the rules of a study it yields findings, and nothing from tables that are empty.
+    """
+    _RULES.append(function)
+    return function
+
+
 def find(tables: Mapping[str, Table], lr: float | None = None) -> tuple[Finding, ...]:
-    """Apply the rules of all studies to these tables; the most severe findings come first."""
+    """Apply all rules, of studies and others, to these tables; the most severe findings come first."""
     measured, findings = Tables(tables, lr), list[Finding]()
-    for study in registered():
-        for rule in study.rules:
-            findings += rule(measured)
+    of_studies = [rule for study in registered() for rule in study.rules]
+    for apply in (*of_studies, *_RULES):
+        findings += apply(measured)
     return by_severity(findings)
 
 

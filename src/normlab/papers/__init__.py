@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NoReturn
 
+from normlab.base.chart import Bars, Cells, Lines
 from normlab.base.files import read_toml
 from normlab.base.io import from_plain
 from normlab.base.registry import Registry
 from normlab.errors import UserError
 from normlab.papers import apx, disputes, liu2020, nguyen2019, xiong2020
-from normlab.papers.artefact import Artefact, Drawing, Measurement, Paper
+from normlab.papers.artefact import Artefact, Measurement, Paper
 from normlab.papers.cells import words_of
 from normlab.papers.estimate import Estimate
 
@@ -26,8 +27,10 @@ __all__ = [
     "ARTEFACTS",
     "PAPERS",
     "Artefact",
-    "Drawing",
+    "Bars",
+    "Cells",
     "Estimate",
+    "Lines",
     "Measurement",
     "Paper",
     "add_paper",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from normlab.base.chart import Drawing
 from normlab.papers.estimate import Estimate
 from normlab.papers.trainings import LAPTOP, Scale, Trainings
 
@@ -22,29 +23,6 @@ class Paper:
     url: str
     about: str
     """What it claims, in a few sentences."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A chart of a reproduction's table: the columns that become positions, colours and panels."""
-
-    table: str
-    x: str
-    y: str
-    title: str
-    x_title: str
-    y_title: str
-    colour: str = ""
-    """Column whose values differ by colour, such as the placement."""
-    panel: str = ""
-    """Column whose values each have a chart, side by side on one scale."""
-    kind: Literal["line", "bar", "cells"] = "line"
-    """``cells`` is a heat map of ``shade`` over x and y."""
-    shade: str = ""
-    theory: str = ""
-    """Column drawn as a dashed line next to what was measured."""
-    log_x: bool = False
-    log_y: bool = False
 
 
 @dataclass(frozen=True)

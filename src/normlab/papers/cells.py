@@ -9,14 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from normlab.papers.artefact import Artefact, Drawing
+from normlab.base.chart import Drawing, Lines
+from normlab.papers.artefact import Artefact
 from normlab.papers.measures import OfWeights
 from normlab.papers.studies import TRAININGS, OwnStudy
 from normlab.papers.trainings import LAPTOP, SCALES, Scale, Setting, Trainings, changed
 
 CURVES: Final = (
-    Drawing("curves", "step", "bleu", "Dev BLEU through training", "step", "BLEU", colour="cell"),
-    Drawing("curves", "step", "nll", "Dev NLL through training", "step", "nats per token", colour="cell"),
+    Lines("curves", "Dev BLEU through training", "step", "bleu", "step", "BLEU", group="cell"),
+    Lines("curves", "Dev NLL through training", "step", "nll", "step", "nats per token", group="cell"),
 )
 """The charts of trainings if the paper's file has no others."""
 S = TypeVar("S", bound=Setting)
@@ -67,7 +68,7 @@ def declare(
     if drawings is None:
         charts = CURVES if trainings else ()
     else:
-        charts = tuple(Drawing(**drawing) for drawing in drawings)
+        charts = tuple(Drawing.from_plain({"kind": "Lines", **drawing}) for drawing in drawings)
     if study:
         measured_by = OwnStudy.named(study)
     else:

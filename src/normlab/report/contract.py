@@ -1,4 +1,5 @@
-"""What ``check --json`` and ``judge --json`` print for programs, and their exit codes: see docs/contract.md.
+"""What ``check --json``, also with ``--trace``, and ``judge --json`` print for programs, and exit codes: see
+docs/contract.md.
 
 ``check.schema.json`` and ``judge.schema.json`` beside this file are their JSON schemas. A change that breaks
 a reader raises ``SCHEMA_VERSION``; a new key does not.
@@ -64,6 +65,11 @@ def document(report: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": result.seconds,
         "parameters": result.parameters,
     }
+
+
+def trace_document(traced: Mapping[str, Any]) -> dict[str, Any]:
+    """What is printed of ``PropertyTrace.to_plain()``, and of a title and a command beside it."""
+    return {"schema_version": SCHEMA_VERSION, "exit_code": CODES[traced["verdict"]], **traced}
 
 
 def judge_document(judgement: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from normlab.report.page import (
     number_cell,
 )
 from normlab.report.results.diagnosis import DiagnosisResult, FindingResult
-from normlab.report.studies import DiagnosisView, folded, pictured, pictures, rows_table
+from normlab.report.studies import drawn_tables, folded, pictured, pictures, rows_table
 
 TOP: Final = "scales"
 """The study whose charts come first: the scale of the stream by layer."""
@@ -53,8 +53,7 @@ def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "dia
 def diagnosis_page(diagnosis: Mapping[str, Any]) -> Page:
     """The page for what ``write_diagnosis`` receives."""
     result = DiagnosisResult.of(diagnosis)
-    view = DiagnosisView(result)
-    sections = list(pictures(view))
+    sections = list(pictures(result))
     charts = [chart.name for section in sections for chart in charts_in(section.blocks)]
     return Page(
         title=f"Diagnosis of {result.title or result.model}",
@@ -65,10 +64,10 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> Page:
             *(_at_the_top(section) for section in sections if section.anchor == TOP),
             Section("", _findings(result, charts), "findings", listed=False),
             *(section for section in sections if section.anchor != TOP),
-            *([_tables(result, pictured(view))] if result.tables else []),
+            *([_tables(result, pictured(result))] if result.tables else []),
             _how(result),
         ],
-        recipes=view.roles,
+        recipes=drawn_tables(result).roles,
         legend="Roles",
     )
 

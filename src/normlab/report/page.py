@@ -413,11 +413,6 @@ def anchor(text: str) -> str:
     return "".join(c if c.isalnum() and c.isascii() else f"-{ord(c):x}-" for c in text)
 
 
-def already_drawn(drawn: Drawn) -> Callable[[int], Drawn]:
-    """Return the ``draw`` of a chart that is drawn already, with as many points as it has."""
-    return lambda points: drawn
-
-
 def labelled(chart: Chart, label: str) -> Chart:
     """Return a chart whose name and title say which part of the data it shows; with "", the same chart."""
     if not label:

@@ -5,38 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from normlab.base.files import write_text_atomic
 from normlab.base.units import count, duration
 from normlab.errors import UserError
 from normlab.papers import phrases
-from normlab.papers.artefact import Artefact, Drawing, Reproduction
+from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.cells import PrintedTable
 from normlab.papers.finding import Reviewed
 from normlab.papers.results import ArtefactStatus, result_name
-from normlab.report.charts import installed
+from normlab.report.drawings import DrawnTables, draw, groups_of
 from normlab.report.page import (
     Block,
     Cell,
-    Chart,
     Code,
     Columns,
     Details,
     Page,
     PageTable,
+    Row,
     Section,
     Text,
-    already_drawn,
     anchor,
-    labelled,
     number_cell,
 )
 from normlab.report.papers import finding_table
 from normlab.report.studies import rows_table
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MOST_VALUES: Final = 12
 """At most so many published values are shown without asking."""
@@ -103,55 +98,29 @@ def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
 
 
 def _pictures(artefact: Artefact, reproduction: Reproduction | None) -> tuple[list[Block], list[str]]:
-    """The charts of an artefact, and the legend that they share; none where they cannot be drawn."""
-    if reproduction is None or not installed():
+    """The charts of an artefact, and the legend that they share."""
+    if reproduction is None or not artefact.drawings:
         return [], []
-    from normlab.report.charts.drawing import frame
-
-    tables = {name: frame(rows) for name, rows in reproduction.tables.items() if rows}
-    if not tables or not artefact.drawings:
+    tables = {name: rows for name, rows in reproduction.tables.items() if rows}
+    if not tables:
         return [], []
     legend = _legend(artefact, tables)
+    drawn = DrawnTables(tables, {}, legend)
     blocks: list[Block] = []
     for place, drawing in enumerate(artefact.drawings):
         try:
-            blocks.append(Columns(_charts(drawing, tables, legend, place)))
+            blocks.append(Columns(draw(drawing, drawn, f"{anchor(drawing.table)}-{place}")))
         except UserError as error:
             blocks.append(Text(str(error), "alarm"))
     return [Section("What was measured", blocks, "pictures")], legend
 
 
-def _legend(artefact: Artefact, tables: Mapping[str, pl.DataFrame]) -> list[str]:
+def _legend(artefact: Artefact, tables: Mapping[str, Sequence[Row]]) -> list[str]:
     """What has a colour in any of the charts, in the order of the tables."""
-    from normlab.report.charts.artefact import colours
-
     names: dict[str, None] = {}
     for drawing in artefact.drawings:
-        table = tables.get(drawing.table)
-        if table is not None and drawing.colour in table.columns:
-            names |= dict.fromkeys(colours(drawing, table))
+        names |= dict.fromkeys(groups_of(drawing, tables.get(drawing.table, ())))
     return list(names)
-
-
-def _charts(
-    drawing: Drawing, tables: Mapping[str, pl.DataFrame], legend: list[str], place: int
-) -> list[Chart]:
-    """Return a chart for each panel of a drawing. Raises UserError for a table or column that is missing."""
-    from normlab.report.charts.artefact import panels
-
-    if drawing.table not in tables:
-        present = ", ".join(tables)
-        raise UserError(f"{drawing.title}: the result has no table {drawing.table!r} but {present}.")
-    caption = ""
-    if drawing.kind == "cells":
-        caption = f"Shade: {drawing.shade.replace('_', ' ')}."
-    elif drawing.kind == "line" and drawing.theory:
-        caption = "Dashed line: theory."
-    name = f"{anchor(drawing.table)}-{place}"
-    return [
-        labelled(Chart(name, drawing.title, caption, already_drawn(drawn)), panel)
-        for panel, drawn in panels(drawing, tables[drawing.table], legend).items()
-    ]
 
 
 # ------------------------------------------------------------------------------------------------- tables

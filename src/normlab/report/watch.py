@@ -1,7 +1,6 @@
 """The page of a training that was watched: what went wrong first, and the probes over the steps.
 
-A run's page has the same sections. What draws is imported when a chart is drawn: it needs packages that are
-optional.
+A run's page has the same sections.
 """
 
 from __future__ import annotations
@@ -10,59 +9,34 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
 from markupsafe import Markup
 
+from normlab.base.chart import BySteps
 from normlab.base.files import read_json, write_output
 from normlab.base.io import Count, from_plain
 from normlab.base.rows import FlightReport, Replay, read_lines, read_reports, require_probes
 from normlab.base.units import count
 from normlab.errors import UserError
-from normlab.report.page import (
-    Block,
-    Chart,
-    Columns,
-    Notes,
-    Page,
-    Row,
-    Section,
-    Text,
-    anchor,
-    capital,
-    labelled,
-)
+from normlab.report.drawings import DrawnTables, draw
+from normlab.report.page import Block, Columns, Notes, Page, Row, Section, Text, anchor, capital
 from normlab.watching import NOTES
 
-if TYPE_CHECKING:
-    from normlab.report.charts.drawing import Drawn
-
-
-class SublayerChart(NamedTuple):
-    """A chart of one signal of sublayers."""
-
-    signal: str
-    statistic: str
-    title: str
-    axis: str
-    caption: str
-
-
 _STREAM_GRADIENT: Final = "The gradient of the loss after each sublayer."
+_PARAMETERS: Final = "All parameters of a sublayer."
 SUBLAYER_CHARTS: Final = (
-    SublayerChart("after", "rms", "Stream", "rms", "After each sublayer."),
-    SublayerChart("branch", "rms", "Branches", "rms", "The output of each branch, before it is added."),
-    SublayerChart("grad_after", "rms", "Gradient in the stream", "rms", _STREAM_GRADIENT),
-    SublayerChart("grad", "l2", "Gradient norm", "L2 norm", "All parameters of a sublayer."),
-    SublayerChart("weight", "l2", "Weight norm", "L2 norm", "All parameters of a sublayer."),
-    SublayerChart(
-        "update", "ratio", "Update", "relative to the weights", "One step of a sublayer's parameters."
+    BySteps("after-rms", "Stream", "rms", caption="After each sublayer."),
+    BySteps("branch-rms", "Branches", "rms", caption="The output of each branch, before it is added."),
+    BySteps("grad_after-rms", "Gradient in the stream", "rms", caption=_STREAM_GRADIENT),
+    BySteps("grad-l2", "Gradient norm", "L2 norm", caption=_PARAMETERS),
+    BySteps("weight-l2", "Weight norm", "L2 norm", caption=_PARAMETERS),
+    BySteps(
+        "update-ratio", "Update", "relative to the weights", caption="One step of a sublayer's parameters."
     ),
-    SublayerChart(
-        "after", "max_abs", "Largest entry of the stream", "absolute value", "After each sublayer."
-    ),
+    BySteps("after-max_abs", "Largest entry of the stream", "absolute value", caption="After each sublayer."),
 )
-"""What is drawn of sublayers, in this order."""
+"""What is drawn of sublayers, in this order: the rows of a signal and a statistic are a table."""
 
 MODULES: Final = 100
 """A chart of modules outside sublayers shows at most so many of them."""
@@ -72,65 +46,16 @@ def sublayer_sections(rows: Sequence[Row]) -> list[Section]:
     """Draw the probes of sublayers over the steps, one chart per stack; nothing if there are none."""
     of_sublayers = [row for row in rows if row.get("stack") and row.get("index") is not None]
     labels = _labels(str(row["stack"]) for row in of_sublayers)
-    points: dict[tuple[str, str, str], list[Row]] = {}
+    tables: dict[str, list[Row]] = {}
     for row in of_sublayers:
-        key = (row["signal"], row["statistic"], labels[row["stack"]])
-        points.setdefault(key, []).append(_point(row, row["index"]))
+        tables.setdefault(f"{row['signal']}-{row['statistic']}", []).append(row)
+    drawn = DrawnTables(tables, labels)
     charts: list[Block] = []
-    for drawn in SUBLAYER_CHARTS:
-        for label in labels.values():
-            of_stack = points.get((drawn.signal, drawn.statistic, label))
-            if of_stack:
-                name = f"{drawn.signal}-{drawn.statistic}"
-                charts.append(labelled(_chart(name, drawn.title, drawn.caption, drawn.axis, of_stack), label))
+    for drawing in SUBLAYER_CHARTS:
+        if drawing.table in tables:
+            charts += draw(drawing, drawn)
     marks = "A line per sublayer: light is the first, dark the last; point at a line for its name."
     return [Section("Inside the model", [Columns(charts)], "probes", marks=marks)] if charts else []
-
-
-def _point(row: Row, depth: int) -> Row:
-    """A point of a chart: the value of a module in a step; lines are shaded by ``depth``."""
-    module = str(row["module"])
-    if row.get("role"):
-        module += f" ({row['role'].replace('_', '-')} of layer {row.get('layer')})"
-    return {"step": int(row["step"]), "module": module, "depth": depth, "value": float(row["value"])}
-
-
-def _chart(
-    name: str, title: str, caption: str, axis: str, points: Sequence[Row], *, log: bool = True
-) -> Chart:
-    """The chart of points over the steps, a line per module."""
-
-    def draw(most: int) -> Drawn:
-        from normlab.report.charts.drawing import frame
-        from normlab.report.charts.probes import curves_by_depth
-
-        return curves_by_depth(frame(points), axis, log=log)
-
-    return Chart(name, title, caption, draw, _by_step(points, axis))
-
-
-def _by_step(points: Sequence[Row], axis: str) -> list[Row]:
-    """The values of all modules, a row per step; what belongs to no module has the name of the axis.
-
-    A step may have measured a module several times, once per micro-batch: the mean stands for them, as in the
-    chart.
-    """
-    modules = list(dict.fromkeys(point["module"] for point in points))
-    # a path is short enough for a heading, but a module that serves several layers has one path for all
-    headings = [module.partition(" (")[0] or axis for module in modules]
-    if len(set(headings)) < len(modules):
-        headings = [module or axis for module in modules]
-    measured: dict[int, dict[str, list[float]]] = {}
-    for point in points:
-        measured.setdefault(point["step"], {}).setdefault(point["module"], []).append(point["value"])
-    rows: list[Row] = []
-    for step, of_module in sorted(measured.items()):
-        row: dict[str, Any] = {"step": step}
-        for module, heading in zip(modules, headings, strict=True):
-            values = of_module.get(module)
-            row[heading] = sum(values) / len(values) if values else None
-        rows.append(row)
-    return rows
 
 
 def _labels(stacks: Iterable[str]) -> dict[str, str]:
@@ -223,13 +148,13 @@ def module_sections(rows: Sequence[Row]) -> list[Section]:
         if len(modules) > MODULES:
             continue
         place = {module: i for i, module in enumerate(modules)}
-        points = [_point(row, place[str(row["module"])]) for row in group]
+        placed = [{**row, "stack": "", "index": place[str(row["module"])]} for row in group]
         name = f"modules-{anchor(signal)}-{statistic}"
         if signal == "loss":
-            charts.append(_chart(name, "Loss", "", "loss", points, log=False))
+            drawing = BySteps(name, "Loss", "loss", log=False)
         else:
-            title = capital(f"{signal}, {statistic}".replace("_", " "))
-            charts.append(_chart(name, title, "", statistic, points))
+            drawing = BySteps(name, capital(f"{signal}, {statistic}".replace("_", " ")), statistic)
+        charts += draw(drawing, DrawnTables({name: placed}, {"": ""}))
     marks = "A line per module, from light to dark in the order of measurement."
     return [Section("Modules", [Columns(charts)], "modules", marks=marks)] if charts else []
 

@@ -1,4 +1,4 @@
-"""Setups from a function of the user's, in a file or a module that normlab runs."""
+"""Setups from a function of the user's, in a file or a module that normlab runs, or registered for a word."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any, Final, cast
@@ -24,8 +25,30 @@ from normlab.trace.restore import same_random_state
 
 ANEW: Final = ("seed", "width", "depth")
 """Arguments that a ``setup`` function may declare."""
+SOURCES: Final[dict[str, Callable[..., Any]]] = {}
+"""Functions that make a setup of what is typed after a word and a colon, by that word."""
 SIZED: Final = {"width": (256, "n_embd"), "depth": (4, "n_layer")}
 """Sizes, with the value and the argument that the example of such a function shows for them."""
+
+
+def setup_source(word: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as a way to get a setup: from ``WORD:NAME``, wherever a file and its
+    function may be named.
+
+    The function is called with what stands after the colon, and like every function of setups with those of
+    the arguments ``seed``, ``width`` and ``depth`` that it declares; it returns a ``Setup``. Raises UserError
+    if the word is taken.
+
+    >>> @setup_source("gpt2")  # normlab check gpt2:small --import my_module
+    ... def from_size(name, seed=0): ...
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if SOURCES.setdefault(word, function) is not function:
+            raise UserError(f"the word {word!r} is taken; let your setups begin with another")
+        return function
+
+    return register
 
 
 @contextmanager
@@ -43,13 +66,17 @@ def setup_from_file(reference: str, *, seed: int) -> Iterator[NamedSetup]:
 
 @contextmanager
 def function_from_file(reference: str, *, seed: int) -> Iterator[Any]:
-    """Run a file, or import a module, and yield what the name after the colon (default ``setup``) refers to.
+    """Run a file, or import a module, and yield what the name after the colon (default ``setup``) refers to;
+    or yield the function that is registered for the word before the colon, of what stands after it.
 
     The file runs once, not as ``__main__``, with its own name as ``sys.argv`` and its folder, or the current
     one for a module, first on ``sys.path``; both are restored when the block ends. What it prints goes to
     standard error. Raises UserError for a file that raises.
     """
     where, colon, name = reference.partition(":")
+    if where in SOURCES:
+        yield partial(SOURCES[where], name)
+        return
     path, arguments = list(sys.path), list(sys.argv)
     try:
         with redirect_stdout(sys.stderr), same_random_state(seed):

@@ -14,7 +14,7 @@ from typing import Any, Final
 import altair as alt
 import polars as pl
 
-from normlab.base.chart import ByDepth, HeatMap, Lines, Strips
+from normlab.base.chart import ByDepth, HeatMap, Strips
 from normlab.report.charts.drawing import (
     Drawn,
     finish,
@@ -199,29 +199,6 @@ def _rows_in_order(drawable: pl.DataFrame, chart: Strips) -> list[str]:
     for category in dict.fromkeys([*ordered, *drawable["category"].to_list()]):
         order += [f"{category}, {quantity}" for quantity in chart.quantities]
     return [row for row in order if row in present]
-
-
-def lines(frame: pl.DataFrame, chart: Lines) -> Drawn:
-    """Draw ``y`` against ``x`` with a point per row, and a line per ``group`` if that column exists."""
-    points = frame.filter(has_place("y", log=chart.log))
-    scale, axis = log_or_linear(points["y"].to_list(), log=chart.log)
-    tooltip = [alt.Tooltip("x:Q", title=chart.x_axis), alt.Tooltip("y:Q", title=chart.y_axis, format=".3g")]
-    ticks = alt.Axis(grid=False)
-    if points["x"].dtype.is_integer():
-        ticks = alt.Axis(grid=False, format="d", tickMinStep=1)
-    channels: dict[str, Any] = {
-        "x": alt.X("x:Q", title=chart.x_axis, scale=_tight(), axis=ticks),
-        "y": alt.Y("y:Q", title=chart.y_axis, scale=scale, axis=axis),
-    }
-    if "group" in points.columns:
-        groups = list(dict.fromkeys(points["group"].to_list()))
-        legend = alt.Legend(orient="top", title=None, symbolType="stroke")
-        colours = alt.Scale(domain=groups, range="category")
-        channels["color"] = alt.Color("group:N", scale=colours, legend=legend)
-        tooltip.insert(0, alt.Tooltip("group:N", title="line"))
-    layers = layer(points, "line", {"strokeWidth": 1.5, "clip": True}, **channels)
-    layers += layer(points, "circle", {"size": 36, "clip": True}, **channels, tooltip=tooltip)
-    return finish(layers, HEIGHT)
 
 
 def _whole_numbers(largest: int, first: int = 1) -> alt.Axis:

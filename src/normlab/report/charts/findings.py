@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -10,20 +11,24 @@ import polars as pl
 
 from normlab.report.charts.drawing import Drawn, finish, layer, log_or_linear, recipe_colour
 
-ROW: Final = 20
-"""Pixels of an effect."""
+ROW: Final = 32
+"""Pixels of an effect: its name, and below it the interval."""
+NAME: Final = -7
+"""Pixels from the middle of a row to its name."""
+INTERVAL: Final = 8
+"""Pixels from the middle of a row to its interval."""
 READINGS: Final = ("agrees", "contradicts", "open", "waits")
 """What an effect may say of its finding, in the order of their colours."""
-_LABEL: Final = 380
 
 
 def forest(rows: Sequence[Mapping[str, Any]], title: str, equal: float, *, ratios: bool) -> Drawn:
-    """Return a line for each effect: a dot at its value, a rule over its interval, in the colour of what it
-    says.
+    """Return a row for each effect: its name, and below it a dot at its value and a rule over its interval,
+    in the colour of what it says.
 
     Rows have ``effect`` (its name, with the regime's), ``value``, ``low``, ``high`` and ``reading``, in their
-    order. Differences lie on a scale that is linear up to 1 and logarithmic beyond, so that those of a text
-    that is learnt whole fit beside those of a real one; ratios are logarithmic.
+    order. Names stand in the plot and not beside it, where they would take all the width of a phone.
+    Differences lie on a scale that is linear up to 1 and logarithmic beyond, so that those of a text that is
+    learnt whole fit beside those of a real one; ratios are logarithmic.
     """
     table = pl.DataFrame(
         {
@@ -33,20 +38,42 @@ def forest(rows: Sequence[Mapping[str, Any]], title: str, equal: float, *, ratio
         }
     )
     order = list(dict.fromkeys(table["effect"]))
-    y = alt.Y(
-        field="effect",
-        type="nominal",
-        sort=order,
-        title=None,
-        axis=alt.Axis(labelLimit=_LABEL, domain=False, ticks=False, grid=False),
-    )
-    scale, axis = alt.Scale(type="symlog", constant=1), alt.Axis(tickCount=6, labelOverlap=True)
-    if ratios:
-        scale, axis = log_or_linear([equal, *table["low"], *table["high"]], log=True)
+    y = alt.Y(field="effect", type="nominal", sort=order, title=None, axis=None)
+    ends = [equal, *table["low"], *table["high"]]
+    scale, axis = log_or_linear(ends, log=True) if ratios else _of_differences(ends)
     x = alt.X(field="value", type="quantitative", title=title, scale=scale, axis=axis)
     colour = recipe_colour(READINGS)
     none = layer({"value": equal}, "rule", {"style": "faint", "strokeDash": [2, 3]}, x=x)
     low = alt.X(field="low", type="quantitative", title=title)
-    intervals = layer(table, "rule", {"strokeWidth": 2}, y=y, x=low, x2="high", color=colour)
-    dots = layer(table, "circle", {"size": 55, "opacity": 1}, y=y, x=x, color=colour)
-    return finish([*none, *intervals, *dots], ROW * len(order))
+    bar = {"strokeWidth": 2, "yOffset": INTERVAL, "clip": True}
+    intervals = layer(table, "rule", bar, y=y, x=low, x2="high", color=colour)
+    dot = {"size": 55, "opacity": 1, "yOffset": INTERVAL}
+    dots = layer(table, "circle", dot, y=y, x=x, color=colour)
+    name = {"align": "left", "dx": 2, "yOffset": NAME, "limit": {"expr": "width"}}
+    text, left = alt.Text(field="effect", type="nominal"), alt.value(0)
+    halos = layer(table, "text", {**name, "style": "halo"}, y=y, x=left, text=text)
+    names = layer(table, "text", {**name, "style": "faint"}, y=y, x=left, text=text)
+    return finish([*none, *halos, *intervals, *dots, *names], ROW * len(order))
+
+
+def _of_differences(ends: Sequence[float]) -> tuple[alt.Scale, alt.Axis]:
+    """Return a scale that is linear up to 1 and logarithmic beyond, with round ticks on both sides of 0."""
+    low, high = min(ends), max(ends)
+    room = 0.04 * (_symlog(high) - _symlog(low)) or 0.1
+    domain = [_symlog_inverse(_symlog(low) - room), _symlog_inverse(_symlog(high) + room)]
+    scale = alt.Scale(type="symlog", constant=1, domain=domain, nice=False)
+    if max(-low, high) <= 2:
+        return scale, alt.Axis(tickCount=6, labelOverlap=True)
+    sizes = [step * 10**power for power in range(4) for step in (1, 2, 5)]
+    ticks = [0, *(-size for size in sizes), *sizes]
+    inside = sorted(tick for tick in ticks if domain[0] <= tick <= domain[1])
+    return scale, alt.Axis(values=inside, labelOverlap=True, format=",.4~r")
+
+
+def _symlog(value: float) -> float:
+    """What Vega's symlog scale with constant 1 makes of a value."""
+    return math.copysign(math.log1p(abs(value)), value)
+
+
+def _symlog_inverse(place: float) -> float:
+    return math.copysign(math.expm1(abs(place)), place)

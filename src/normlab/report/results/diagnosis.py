@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from normlab.base.chart import StudyChart
+from normlab.base.chart import Drawing
 from normlab.report.results.plain import fields_of
 
 
@@ -46,12 +46,12 @@ class StudyResult:
     intro: str
     batch: str
     """What it was measured on."""
-    charts: Sequence[StudyChart]
+    charts: Sequence[Drawing]
 
     @classmethod
     def of(cls, study: Mapping[str, Any]) -> Self:
         values = fields_of(cls, study)
-        return cls(**values | {"charts": [StudyChart.from_plain(chart) for chart in study["charts"]]})
+        return cls(**values | {"charts": [Drawing.from_plain(chart) for chart in study["charts"]]})
 
 
 @dataclass(frozen=True)
