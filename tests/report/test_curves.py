@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 import vl_convert
 
-from normlab.report.charts.curves import CurveAxis, curve
+from normlab.report.charts.curves import CurveAxis, mean_curves
 from normlab.report.charts.theme import MANY, theme
 
 LOSS = CurveAxis("nll", "nats")
@@ -32,7 +32,7 @@ def fall(rows: int, seed: int = 0) -> list[float]:
 
 def layers(frame: pl.DataFrame, axis: CurveAxis = LOSS, **more: Any) -> dict[str, list[dict[str, Any]]]:
     """The chart's layers by mark; it must also draw, as SVG, without a browser."""
-    chart = curve(frame, RECIPES, axis, **more)
+    chart = mean_curves(frame, RECIPES, axis, **more)
     svg = vl_convert.vegalite_to_svg(chart.to_dict(), config=theme())
     assert "<path" in svg or "<text" in svg
     assert "NaN" not in svg
@@ -64,7 +64,7 @@ def test_of_many_recipes_the_band_shows_only_in_focus() -> None:
 
     def area(recipes: int) -> dict[str, Any]:
         axis = CurveAxis("nll", "loss")
-        spec = curve(runs, ["pre", *(f"r{i}" for i in range(1, recipes))], axis).to_dict()
+        spec = mean_curves(runs, ["pre", *(f"r{i}" for i in range(1, recipes))], axis).to_dict()
         (found,) = (layer for layer in spec["layer"] if layer["mark"]["type"] == "area")
         return found["encoding"]["opacity"]
 

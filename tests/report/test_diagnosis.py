@@ -13,7 +13,7 @@ from normlab.report.charts.drawing import frame
 from normlab.report.diagnosis import diagnosis_page, write_diagnosis
 from normlab.report.page import Chart, anchor
 from normlab.report.results.diagnosis import DiagnosisResult
-from normlab.report.studies import ROWS, folded, pictures
+from normlab.report.studies import ROWS, folded, study_sections
 
 STACKS = {"encoder.sublayers": "encoder", "decoder.sublayers": "decoder"}
 ROLES = ("self_attention", "cross_attention", "ffn")
@@ -122,7 +122,7 @@ def plain(count=6):
 def charts(diagnosis):
     return {
         c.name: c
-        for s in pictures(DiagnosisResult.of(diagnosis))
+        for s in study_sections(DiagnosisResult.of(diagnosis))
         for c in s.blocks[0].blocks
         if isinstance(c, Chart)
     }

@@ -9,7 +9,7 @@ from normlab.cli.run import ReportCommand
 from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.lab.runs.folder import RunFolder, Status
-from normlab.report.charts.probes import curves_by_depth
+from normlab.report.charts.probes import probe_by_step
 from normlab.report.page import Chart, Columns, Notes, Text
 from normlab.report.run import run_page
 from normlab.report.watch import flight_sections, sublayer_sections, write_probes_page
@@ -68,7 +68,7 @@ def test_nothing_measured_is_no_section():
 def test_a_line_has_few_points_and_a_chart_not_many_more(layers, most):
     long = [(step, f"s{i}", i, 1.0) for i in range(layers) for step in range(900)]
     frame = pl.DataFrame(long, schema=["step", "module", "depth", "value"], orient="row")
-    (values,) = (v.splitlines() for v in curves_by_depth(frame, "rms").to_dict()["datasets"].values())
+    (values,) = (v.splitlines() for v in probe_by_step(frame, "rms").to_dict()["datasets"].values())
     assert len(values) - 1 == layers * most
 
 
@@ -76,7 +76,7 @@ def test_values_that_a_log_axis_cannot_hold_are_left_out():
     frame = pl.DataFrame(
         {"step": [1, 2, 3], "module": "m", "depth": 0, "value": [0.0, float("nan"), float("inf")]}
     )
-    assert "no finite value" in str(curves_by_depth(frame, "rms").to_dict())
+    assert "no finite value" in str(probe_by_step(frame, "rms").to_dict())
 
 
 def test_a_report_is_a_sentence_with_its_evidence():

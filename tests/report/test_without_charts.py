@@ -233,7 +233,7 @@ def test_such_pages_fit_a_phone_and_a_desk(folder: Path) -> None:
 
 def bare_page(monkeypatch: pytest.MonkeyPatch, *blocks: page_module.Block) -> str:
     monkeypatch.setattr(page_module, "installed", lambda: False)
-    return Page("title", "headline", [], "", blocks, recipes=["one", "two"]).html()
+    return Page("title", "headline", [], "", blocks, series=["one", "two"]).html()
 
 
 def undrawn(points: int) -> Any:

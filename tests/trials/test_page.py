@@ -86,7 +86,7 @@ def test_the_rate_of_today_is_named_once_where_the_range_ends():
 def test_the_legend_names_the_rates_that_are_drawn():
     own = trials()
     shorter = replace(own, tried=(*own.tried, Trial(0.5, own.steps // 2, (4.0, 3.9), "")))
-    assert trial_page(shorter.to_dict()).recipes == trial_page(own.to_dict()).recipes
+    assert trial_page(shorter.to_dict()).series == trial_page(own.to_dict()).series
 
 
 def test_a_page_is_drawn_from_json_with_losses_that_are_not_finite():

@@ -232,11 +232,11 @@ def _print(judgement: Judgement) -> None:
 
 def _lines_in_terminal(judgement: Judgement, lines: Sequence[str]) -> Iterator[str]:
     """The lines that a terminal shows: of all pairs those with the baseline, or with the best."""
-    from normlab.report.judge import is_pair_of, sentences_of_pairs
+    from normlab.report.judge import is_pair_of, lines_of_pairs
 
     centre = judgement.baseline or judgement.ranked[0].name
     left_out = [d for d in judgement.differences if not is_pair_of(d, centre)]
-    hidden = sentences_of_pairs(left_out)
+    hidden = lines_of_pairs(left_out)
     yield from (line for line in lines if line not in hidden)
     if left_out:
         number = count(len(left_out), "more pair")

@@ -49,7 +49,7 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
     task = task_of(with_start(config, root), root, tokens)
     optim = task.config.optim
     trained = bool(task.config.train.init_digest)
-    setup = _setup(task, task.build(), optim.lr, trained=trained)
+    setup = _setup(task, task.build(), optim.lr, trained=trained, is_scheduled=True)
     if trained:
         load_initial_weights(SingleProcess(setup.model), task)
     facts = _facts(task)
@@ -63,32 +63,41 @@ def setup_from_config(config: Config, root: Path, *, tokens: int) -> NamedSetup:
 
 
 def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> NamedSetup:
-    """Return the setup of a run at a checkpoint of ``training.weights``, at the rate of the run's next step.
-    At the last one the optimizer has the run's moments; the others keep none, so there it starts afresh.
+    """Return the setup of a run at a checkpoint, at the rate of the run's next step.
 
-    Raises FileNotFoundError for a run without that checkpoint.
+    At the last checkpoint the optimizer has the run's moments. The others keep none: there it starts afresh.
+
+    Args:
+        folder: the run.
+        checkpoint: ``last``, ``best`` or ``average``, or the step of one that the run has kept.
+        tokens: the positions of a batch.
+
+    Raises:
+        FileNotFoundError: the run has no such checkpoint.
     """
     path = committed(checkpoint_of(folder, checkpoint))
     task = task_of(folder.config(), folder.path.parent, tokens)
     config, model = task.config, task.build()
-    optimizer = None
+    restored_optimizer = None
     if (path / "optimizer.safetensors").exists():
-        optimizer = build_optimizer(model, config.optim)
-    progress = load_checkpoint(path, model, optimizer, run=folder.id()).progress()
-    label = f"step {progress.step:,}"
-    which, name = label, f"step-{checkpoint}"
+        restored_optimizer = build_optimizer(model, config.optim)
+    progress = load_checkpoint(path, model, restored_optimizer, run=folder.id()).progress()
+    step = f"step {progress.step:,}"
     if isinstance(checkpoint, str):
-        label, which, name = f"{checkpoint}, {label}", f"{checkpoint} checkpoint", checkpoint
-    facts = {"run": folder.path.name, "checkpoint": label, **_facts(task)}
+        in_title, in_facts, name = f"{checkpoint} checkpoint", f"{checkpoint}, {step}", checkpoint
+    else:
+        in_title, in_facts, name = step, step, f"step-{checkpoint}"
+    facts = {"run": folder.path.name, "checkpoint": in_facts, **_facts(task)}
     lr = progress.learning_rate(config, ahead=1)
     if not lr:
+        # a step at the rate 0 changes nothing, so there would be nothing to examine
         lr = config.optim.lr
         facts["learning rate"] = f"0 by now, so that the peak of {rate(lr)} is examined"
-    # The rate is that of one step, so nothing schedules it.
-    setup = replace(_setup(task, model, lr, trained=progress.step > 0), scheduler=None)
-    if optimizer is not None:
-        setup = replace(setup, optimizer=set_rate(optimizer, lr))
-    title = f"{_title_of(config)}, {which}"
+    # The schedule begins at step 1, and this is a later one: its rate is set, and nothing changes it.
+    setup = _setup(task, model, lr, trained=progress.step > 0, is_scheduled=False)
+    if restored_optimizer is not None:
+        setup = replace(setup, optimizer=set_rate(restored_optimizer, lr))
+    title = f"{_title_of(config)}, {in_title}"
     return NamedSetup(title, setup, facts, name, mini_batches=partial(_mini_batches, task))
 
 
@@ -151,7 +160,10 @@ class _TrainingBatches:
         return map(self.task.batch, itertools.count(FIRST))
 
 
-def _setup(task: AnyTask, model: nn.Module, lr: float, *, trained: bool) -> Setup:
+def _setup(task: AnyTask, model: nn.Module, lr: float, *, trained: bool, is_scheduled: bool) -> Setup:
+    """Return a task's training as a setup: the steps that a run of it takes, with the optimizer at the rate
+    ``lr``, and if it is scheduled with the run's schedule from its first step on.
+    """
     config, optim = task.config, task.config.optim
     state = ScheduleState(optim, config.train.steps)
 
@@ -185,7 +197,7 @@ def _setup(task: AnyTask, model: nn.Module, lr: float, *, trained: bool) -> Setu
         _TrainingBatches(task),
         loss=loss,
         optimizer=optimizer,
-        scheduler=scheduler,
+        scheduler=scheduler if is_scheduled else None,
         step=plain_step(loss, clip=clip, after=after_step, scheduled=True),
         lr=lr,
         declare=Declaration(

@@ -15,9 +15,10 @@ from normlab.base.metric import Metric, amount
 from normlab.base.units import count, duration, p_value, rate
 from normlab.lab.comparison.result import Comparison, RecipeResult, Sample, has_trained
 from normlab.report.charts.theme import POINTS
-from normlab.report.comparison_charts import pictures
+from normlab.report.comparison_charts import chart_sections
 from normlab.report.comparison_frames import all_runs
 from normlab.report.comparison_words import linked, names, notes, sentence, slug, words
+from normlab.report.judge import ANSWERS_OF_PAIRS
 from normlab.report.page import (
     Block,
     Cell,
@@ -73,10 +74,10 @@ def compare_page(comparison: Comparison, root: Path) -> Page:
         headline=linked(comparison, headline),
         facts=_facts(comparison, views),
         lead=lead,
-        recipes=[r.name for r in comparison.recipes],
+        series=[r.name for r in comparison.recipes],
         legend="Setups" if comparison.noun == "setup" else "Recipes",
         blocks=[
-            *pictures(comparison, views, list(notes(comparison, missing, stale))),
+            *chart_sections(comparison, views, list(notes(comparison, missing, stale))),
             _results(comparison),
             *_pairs(comparison),
             *_samples(comparison),
@@ -193,13 +194,6 @@ def _seed_links(recipe: RecipeResult, seeds: Sequence[int]) -> Markup:
     return Markup(", ").join(parts)
 
 
-ANSWERS: Final = {
-    "better": ("a difference", "good"),
-    "equal": ("none that matters", ""),
-    "open": ("open", "faint"),
-}
-
-
 def _pairs(comparison: Comparison) -> Iterator[Section]:
     """Yield what is known of pairs: which is better, which trains more often, which of these models is."""
     yield from _better(comparison)
@@ -212,7 +206,7 @@ def _better(comparison: Comparison) -> Iterator[Section]:
         return
     rows = []
     for difference in comparison.differences:
-        word, tone = ANSWERS[difference.answer]
+        word, tone = ANSWERS_OF_PAIRS[difference.answer]
         answer = sentence(comparison, difference.sentence)
         rows.append([Cell(word, tone=tone), Cell(answer, linked(comparison, difference.costs))])
     metric, form = comparison.headline, words(comparison.noun)["differences"]

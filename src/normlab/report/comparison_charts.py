@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from normlab.base.metric import Metric
 from normlab.base.units import rate
 from normlab.lab.comparison.result import Comparison
 from normlab.report.charts.comparison import score_dots, sensitivity, time_bars
@@ -21,12 +22,14 @@ from normlab.report.comparison_frames import (
     trial_curves,
 )
 from normlab.report.comparison_words import words
-from normlab.report.curves import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
+from normlab.report.curve_charts import LOSS, NLL_CAPTION, NORM, SPIKY_POINTS, curve_chart, dev_axis
 from normlab.report.page import Chart, Columns, Notes, Section, Text
 from normlab.report.runs import RunView
 
 
-def pictures(comparison: Comparison, views: Mapping[str, RunView], notes: Sequence[Text]) -> list[Section]:
+def chart_sections(
+    comparison: Comparison, views: Mapping[str, RunView], notes: Sequence[Text]
+) -> list[Section]:
     """Return the sections of charts; the notes stand below the first two charts."""
     results = recipe_results(comparison)
     first = [_scores_chart(comparison, results)]
@@ -73,17 +76,20 @@ def _training_section(comparison: Comparison, views: Mapping[str, RunView]) -> S
     train = seed_curves(comparison, views, "train", TRAIN)
     dev = seed_curves(comparison, views, "dev", [metric.name for metric in comparison.validated])
     charts = [
-        curves(
+        curve_chart(
             f"dev-{metric.name}", f"Dev {metric.label}", "At each validation.", dev, recipes, dev_axis(metric)
         )
         for metric in comparison.validated
     ]
-    nll = "Negative log-likelihood (NLL), without label smoothing."
     entropy = comparison.unigram_entropy_nats
-    charts.append(curves("train-nll", "Training loss", nll, train, recipes, LOSS, entropy_nats=entropy))
+    charts.append(
+        curve_chart("train-nll", "Training loss", NLL_CAPTION, train, recipes, LOSS, entropy_nats=entropy)
+    )
     if train[NORM.column].count():
         caption = "Before clipping, log scale. Here the band shows single spikes, too."
-        charts.append(curves("grad-norm", "Gradient norm", caption, train, recipes, NORM, most=SPIKY_POINTS))
+        charts.append(
+            curve_chart("grad-norm", "Gradient norm", caption, train, recipes, NORM, most=SPIKY_POINTS)
+        )
     intro = words(comparison.noun)["training"]
     return Section("While training", [Columns(charts)], "training", intro)
 
@@ -98,20 +104,22 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> Iter
     for lr in sorted(comparison.lrs):
         frame = trial_curves(comparison, views, lr)
         name, title = f"train-nll-lr-{rate(lr)}", f"Learning rate {rate(lr)}"
-        charts.append(curves(name, title, "", frame, recipes, axis, entropy_nats=entropy))
+        charts.append(curve_chart(name, title, "", frame, recipes, axis, entropy_nats=entropy))
     intro = f"Training loss of every {comparison.noun} at every learning rate, seed {comparison.sweep_seed}."
     yield Section("The sweep, run by run", [Columns(charts, wide=310)], "sweep", intro)
 
 
 class _Cost(NamedTuple):
-    """What a dev score is drawn against: a column of ``against_cost``, and how its axis is written."""
+    """A cost of training against which a dev score is drawn."""
 
-    name: str
+    noun: str
+    """What the chart's title calls it."""
     caption: str
     column: str
-    title: str
-    number: str
-    """d3 format of the ticks."""
+    """Its column in the frame of ``against_cost``."""
+    axis_title: str
+    tick_format: str
+    """A format of d3."""
 
 
 def _cost_section(comparison: Comparison, views: Mapping[str, RunView], results: pl.DataFrame) -> Section:
@@ -121,21 +129,15 @@ def _cost_section(comparison: Comparison, views: Mapping[str, RunView], results:
     dev = against_cost(dev, seed_curves(comparison, views, "train", TRAIN), comparison)
     speed = f"At each {comparison.noun}'s mean speed over its seeds."
     products = "Of matrix products in the forward and backward passes."
-    costs = [
-        _Cost("time", speed, "minutes", "training time, minutes", "~r"),
+    costs = [_Cost("time", speed, "minutes", "training time, minutes", "~r")]
+    # the time is always known
+    for cost in (
         _Cost("tokens", "Tokens that were predicted in training.", "seen", "training tokens", "~s"),
         _Cost("FLOPs", products, "flops", "training FLOPs", "~e"),
-    ]
-    charts = []
-    for cost in costs:
-        known = cost.column == "minutes" or dev[cost.column].sum()
-        if known:
-            axis = replace(
-                dev_axis(metric), height=260, x=cost.column, x_title=cost.title, x_number=cost.number
-            )
-            name = f"dev-{metric.name}-by-{cost.name.lower()}"
-            title = f"Dev {metric.label} against {cost.name}"
-            charts.append(curves(name, title, cost.caption, dev, recipes, axis))
+    ):
+        if (dev[cost.column] > 0).any():
+            costs.append(cost)
+    charts = [_chart_against(cost, dev, metric, recipes) for cost in costs]
     charts.append(
         Chart(
             "time",
@@ -146,3 +148,12 @@ def _cost_section(comparison: Comparison, views: Mapping[str, RunView], results:
         )
     )
     return Section("Cost", [Columns(charts)], "cost")
+
+
+def _chart_against(cost: _Cost, dev: pl.DataFrame, metric: Metric, recipes: Sequence[str]) -> Chart:
+    """Return the curves of a dev score over a cost instead of the steps."""
+    axis = replace(
+        dev_axis(metric), height=260, x=cost.column, x_title=cost.axis_title, x_number=cost.tick_format
+    )
+    name = f"dev-{metric.name}-by-{cost.noun.lower()}"
+    return curve_chart(name, f"Dev {metric.label} against {cost.noun}", cost.caption, dev, recipes, axis)

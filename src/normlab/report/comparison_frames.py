@@ -9,7 +9,7 @@ import polars as pl
 from normlab.base.metric import NLL
 from normlab.base.units import duration
 from normlab.lab.comparison.result import Comparison
-from normlab.report.runs import Curve, RunView, curve_frame
+from normlab.report.runs import CurveLabels, RunView, curve_frame
 
 TRAIN = ("nll", "grad_norm_l2", "tokens")
 """Columns of the rows of training that the page needs."""
@@ -32,48 +32,57 @@ def seed_curves(
     comparison: Comparison, views: Mapping[str, RunView], kind: str, columns: Sequence[str]
 ) -> pl.DataFrame:
     """Return the curves of each recipe at its chosen learning rate, one row per step and run."""
-    curves = [
-        Curve(recipe.name, run, str(seed), outcome)
+    labels = [
+        CurveLabels(recipe.name, run, str(seed), outcome)
         for recipe in comparison.recipes
         for run, seed, outcome in zip(recipe.runs, comparison.seeds, recipe.outcomes, strict=False)
     ]
-    return _frame_of_curves(curves, views, kind, columns)
+    return _frame_of_curves(labels, views, kind, columns)
 
 
 def trial_curves(comparison: Comparison, views: Mapping[str, RunView], lr: float) -> pl.DataFrame:
     """Return the training curves of every recipe at one learning rate, with the seed of the sweep."""
     seed = str(comparison.sweep_seed)
-    curves = [
-        Curve(recipe.name, trial.run, seed, trial.outcome)
+    labels = [
+        CurveLabels(recipe.name, trial.run, seed, trial.outcome)
         for recipe in comparison.recipes
         for trial in recipe.trials
         if trial.lr == lr
     ]
-    return _frame_of_curves(curves, views, "train", ("nll",))
+    return _frame_of_curves(labels, views, "train", ("nll",))
 
 
 def _frame_of_curves(
-    curves: Iterable[Curve], views: Mapping[str, RunView], kind: str, columns: Sequence[str]
+    labels: Iterable[CurveLabels], views: Mapping[str, RunView], kind: str, columns: Sequence[str]
 ) -> pl.DataFrame:
-    """Return the curves of those runs that have a view, below each other."""
+    """Return the curves of those runs that have a view, below each other; each has its own labels."""
     # an empty frame comes first, so that there are columns even if no run has a view
-    frames = [curve_frame(RunView(""), kind, columns, Curve("", "", "", ""))]
-    for curve in curves:
+    frames = [curve_frame(RunView(""), kind, columns, CurveLabels("", "", "", ""))]
+    for curve in labels:
         if curve.run in views:
             frames.append(curve_frame(views[curve.run], kind, columns, curve))
     return pl.concat(frames)
 
 
 def against_cost(dev: pl.DataFrame, train: pl.DataFrame, comparison: Comparison) -> pl.DataFrame:
-    """Add what training up to a step took, at each recipe's mean pace, so that its seeds stay aligned:
-    ``minutes``, ``seen`` (the tokens that were predicted) and ``flops``, null if the recipe's are not known.
+    """Add to the rows of dev scores what training up to their step took: ``minutes``, ``seen`` (the tokens
+    that were predicted) and ``flops``, null if the recipe's are not known.
+
+    All seeds of a recipe are given its mean pace. At a pace of its own, each seed would reach a step at
+    another cost, and their curves could not be averaged.
+
+    ``tokens`` and ``seconds`` of a run's rows count from the start of the run, so that each row tells the
+    mean pace up to its step. Their sum over all rows, divided by the sum of the steps, is the mean of these
+    paces, weighted by the step: a row far into a run, which averages over more, counts more.
     """
     flops = {
         recipe.name: recipe.cost.flops_per_token if recipe.cost else None for recipe in comparison.recipes
     }
+    # here the column ``tokens`` holds tokens per step
     pace = train.group_by("recipe").agg(tokens=pl.col("tokens").sum() / pl.col("step").sum())
+    tokens_per_step = pl.col("tokens")
     seconds_per_step = (pl.col("seconds").sum() / pl.col("step").sum()).over("recipe")
-    seen = pl.col("step") * pl.col("tokens")
+    seen = pl.col("step") * tokens_per_step
     return dev.join(pace, on="recipe", how="left").with_columns(
         minutes=pl.col("step") * seconds_per_step / 60,
         seen=seen,

@@ -29,7 +29,7 @@ from normlab.report.page import (
     number_cell,
 )
 from normlab.report.results.diagnosis import DiagnosisResult, FindingResult
-from normlab.report.studies import drawn_tables, folded, pictured, pictures, rows_table
+from normlab.report.studies import drawn_tables, folded, rows_table, study_sections, tables_shown_whole
 
 TOP: Final = "scales"
 """The study whose charts come first: the scale of the stream by layer."""
@@ -53,7 +53,7 @@ def write_diagnosis(diagnosis: Mapping[str, Any], folder: Path, name: str = "dia
 def diagnosis_page(diagnosis: Mapping[str, Any]) -> Page:
     """The page for what ``write_diagnosis`` receives."""
     result = DiagnosisResult.of(diagnosis)
-    sections = list(pictures(result))
+    sections = list(study_sections(result))
     charts = [chart.name for section in sections for chart in charts_in(section.blocks)]
     return Page(
         title=f"Diagnosis of {result.title or result.model}",
@@ -64,10 +64,10 @@ def diagnosis_page(diagnosis: Mapping[str, Any]) -> Page:
             *(_at_the_top(section) for section in sections if section.anchor == TOP),
             Section("", _findings(result, charts), "findings", listed=False),
             *(section for section in sections if section.anchor != TOP),
-            *([_tables(result, pictured(result))] if result.tables else []),
+            *([_tables(result, tables_shown_whole(result))] if result.tables else []),
             _how(result),
         ],
-        recipes=drawn_tables(result).roles,
+        series=drawn_tables(result).roles,
         legend="Roles",
     )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from normlab.base.chart import Bars, ByDepth, BySteps, Cells, Drawing, Growth, HeatMap, Lines, Strips
 from normlab.base.io import NOT_FINITE
 from normlab.errors import UserError
+from normlab.report.charts.theme import SERIES
 from normlab.report.page import Chart, Row, labelled
 
 if TYPE_CHECKING:
@@ -68,16 +69,18 @@ class DrawnTables:
                 yield label, rows
 
     def place(self, row: Row) -> dict[str, Any]:
-        """Return a row's ``depth``, its module, and its role as ``recipe``. The depth is the layer; a layer's
-        sublayers stand between it and the next; the stack's input stands half a layer before the first.
+        """Return a row's ``depth``, its module, and its role as its series.
+
+        The depth is the layer, and a layer's sublayers stand between it and the next: of two in layer 3, the
+        first stands at 3 and the second at 3.5. The stack's input stands half a layer before the first.
         """
         sublayer = self.sublayers.get((row["stack"], row.get("index")))
         if sublayer is None:
-            return {"depth": -0.5, "module": row["stack"], "recipe": "the input"}
+            return {"depth": -0.5, "module": row["stack"], SERIES: "the input"}
         indices = self.layers[sublayer["stack"], sublayer["layer"]]
         depth = sublayer["layer"] + indices.index(sublayer["index"]) / len(indices)
         role = ROLES.get(sublayer["role"], sublayer["role"])
-        return {"depth": depth, "module": sublayer.get("module", sublayer["stack"]), "recipe": role}
+        return {"depth": depth, "module": sublayer.get("module", sublayer["stack"]), SERIES: role}
 
 
 Draw = Callable[[D, DrawnTables, str], Iterable[Chart]]
@@ -192,7 +195,7 @@ def _points(drawing: Lines | Bars | Cells, rows: Sequence[Row]) -> list[Row]:
     points = []
     for row, group, panel in zip(rows, groups, panels, strict=True):
         columns = {channel: row[column] for channel, column in present.items()}
-        points.append({**columns, "recipe": group, "panel": panel})
+        points.append({**columns, SERIES: group, "panel": panel})
     are_numbers = all(_number(point["x"]) is not None for point in points)
     return [point for point in points if _is_drawn(drawing, point, numeric_x=are_numbers)]
 
@@ -219,7 +222,7 @@ def _of_columns(drawing: Lines | Bars | Cells, tables: DrawnTables, name: str) -
         drawing = replace(drawing, caption=_caption(drawing))
 
     @cache
-    def pictures() -> Mapping[str, Drawn]:
+    def drawn_panels() -> Mapping[str, Drawn]:
         from normlab.report.charts.columns import panels
         from normlab.report.charts.drawing import frame
 
@@ -230,7 +233,7 @@ def _of_columns(drawing: Lines | Bars | Cells, tables: DrawnTables, name: str) -
         inside = [point for point in points if point["panel"] == panel]
 
         def picture(_: Sequence[Row], panel: str = panel) -> Drawn:
-            return pictures()[panel]
+            return drawn_panels()[panel]
 
         yield _chart(name, drawing, picture, inside, in_words(inside, words), panel)
     if not points:
@@ -243,7 +246,7 @@ def _headings(drawing: Lines | Bars | Cells, points: Sequence[Row]) -> dict[str,
     if isinstance(drawing, Cells):
         return words | {"shade": drawing.value.replace("_", " ")}
     if drawing.group:
-        words = {"recipe": drawing.group.replace("_", " "), **words}
+        words = {SERIES: drawing.group.replace("_", " "), **words}
     optional = {"lower": "low", "upper": "high", "theory": "theory"}
     return words | {name: heading for name, heading in optional.items() if points and name in points[0]}
 
@@ -305,7 +308,7 @@ def _ends(drawing: ByDepth, values: Sequence[Any]) -> tuple[float, float] | None
 
 def _words_by_depth(points: Sequence[Row], drawing: ByDepth) -> dict[str, str]:
     """The columns of a table of sublayers; those of theory only where it expects anything."""
-    words = {"module": "module", "recipe": "role", drawing.y: drawing.axis}
+    words = {"module": "module", SERIES: "role", drawing.y: drawing.axis}
     for name in ("theory", "theory_low", "theory_high"):
         if any(point.get(name) is not None for point in points):
             words[name] = name.replace("_", " ")
@@ -313,20 +316,24 @@ def _words_by_depth(points: Sequence[Row], drawing: ByDepth) -> dict[str, str]:
 
 
 def _points_by_depth(tables: DrawnTables, drawing: ByDepth, rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the points of one stack: the columns that are drawn, under the names that its chart reads."""
+    """Yield the points of one stack: the columns that are drawn, under the names that its chart reads.
+
+    Other columns are left out, because Vega would take one named ``signal``, as tables of a diagnosis have
+    it, for a signal of its own. What theory expects may have any name in the table; the chart reads it as
+    ``theory``, ``theory_low`` and ``theory_high``.
+    """
     rows = [row for row in rows if all(row.get(column) == value for column, value in drawing.where.items())]
     if drawing.sum_squares:
-        rows = _rooted(rows, drawing.y)
-    # Vega would take a column named signal for one of its own signals
-    columns = dict(
-        zip(("theory", "theory_low", "theory_high"), (drawing.theory, *drawing.bounds), strict=False)
-    )
+        rows = _root_sum_squares(rows, drawing.y)
+    column_of = {"theory": drawing.theory}
+    bounds = zip(("theory_low", "theory_high"), drawing.bounds, strict=False)  # there may be none
+    column_of |= bounds
     for row in rows:
-        expected = {name: row[column] for name, column in columns.items() if column in row}
+        expected = {name: row[column] for name, column in column_of.items() if column in row}
         yield {**tables.place(row), **expected, drawing.y: row[drawing.y]}
 
 
-def _rooted(rows: Sequence[Row], column: str) -> list[Row]:
+def _root_sum_squares(rows: Sequence[Row], column: str) -> list[Row]:
     """Return a row for each sublayer, with the root of the sum of the squares of its rows' values."""
     squares: dict[int, float] = {}
     for row in rows:
@@ -365,42 +372,63 @@ def _matrix(rows: Sequence[Row], drawing: HeatMap) -> list[Row]:
 
 @draws(Growth)
 def _growth(drawing: Growth, tables: DrawnTables, name: str) -> Iterator[Chart]:
-    def named(row: Row, kind: str) -> Row:
-        return {**row, "recipe": drawing.words.get(kind, kind)}
-
     for label, rows in tables.by_stack(drawing.table):
-        points = [named(row, row["kind"]) for row in rows]
-        laws: list[Row] = []
-        for fit in tables.tables.get(drawing.fits, ()):
-            if fit.get("stack") == rows[0]["stack"]:
-                laws += [named(point, fit["kind"]) for point in _law(fit, rows)]
-
-        def picture(points: Sequence[Row], laws: Sequence[Row] = laws) -> Drawn:
-            import polars as pl
-
-            from normlab.report.charts.diagnosis import growth
-            from normlab.report.charts.drawing import frame
-
-            schema = {"recipe": pl.String, "law": pl.String, "depth": pl.Int64, "value": pl.Float64}
-            return growth(frame(points), pl.DataFrame(laws, schema=schema))
-
-        words = {"recipe": "changed", "seed": "seed", "depth": "sublayers N", "change": "mean square change"}
-        yield _chart(name, drawing, picture, points, in_words(points, words), label)
+        stack = rows[0]["stack"]
+        fits = [fit for fit in tables.tables.get(drawing.fits, ()) if fit.get("stack") == stack]
+        yield _growth_of_stack(drawing, rows, fits, name, label)
 
 
-def _law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield points on a fitted law; a line in N or log N goes through the means."""
-    laws = {"log": math.log, "linear": float}
+def _growth_of_stack(
+    drawing: Growth, rows: Sequence[Row], fits: Sequence[Row], name: str, label: str
+) -> Chart:
+    """The chart of a stack: a series for each kind of change, with the laws that were fitted to it."""
+
+    def of_kind(kind: str, point: Row) -> Row:
+        return {**point, SERIES: drawing.words.get(kind, kind)}
+
+    measured = [of_kind(row["kind"], row) for row in rows]
+    points_on_laws = [of_kind(fit["kind"], point) for fit in fits for point in _on_law(fit, rows)]
+
+    def picture(points: Sequence[Row]) -> Drawn:
+        import polars as pl
+
+        from normlab.report.charts.diagnosis import growth
+        from normlab.report.charts.drawing import frame
+
+        schema = {SERIES: pl.String, "law": pl.String, "depth": pl.Int64, "value": pl.Float64}
+        return growth(frame(points), pl.DataFrame(points_on_laws, schema=schema))
+
+    words = {SERIES: "changed", "seed": "seed", "depth": "sublayers N", "change": "mean square change"}
+    return _chart(name, drawing, picture, measured, in_words(measured, words), label)
+
+
+STRAIGHT_IN: Final[Mapping[str, Callable[[float], float]]] = {"log": math.log, "linear": float}
+"""Laws that are a straight line in a function of the depth N: in log N, or in N itself."""
+
+
+def _on_law(fit: Row, rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield a point on a fitted law at every depth where its kind of change was measured.
+
+    With the coefficient c and the exponent p of the fit, the change y at depth N is
+
+        y(N) = a + c f(N)    "log" and "linear", with f of ``STRAIGHT_IN``
+        y(N) = c N^p         "power"
+
+    The intercept a is not kept with a fit. It is the mean of y - c f(N) over what was measured, so that the
+    line goes through the means of y and f(N), as a least-squares line does. A fit without numbers yields no
+    point.
+    """
     changes = [row for row in rows if row["kind"] == fit["kind"] and isinstance(row["change"], float)]
-    depths, slope = sorted({row["depth"] for row in changes}), fit["coefficient"]
-    if not depths or not isinstance(slope, float):
+    depths = sorted({row["depth"] for row in changes})
+    coefficient = fit["coefficient"]
+    if not depths or not isinstance(coefficient, float):
         return
-    if fit["law"] in laws:
-        law = laws[fit["law"]]
-        start = sum(row["change"] - slope * law(row["depth"]) for row in changes) / len(changes)
-        values = [start + slope * law(depth) for depth in depths]
+    if fit["law"] in STRAIGHT_IN:
+        f = STRAIGHT_IN[fit["law"]]
+        intercept = sum(row["change"] - coefficient * f(row["depth"]) for row in changes) / len(changes)
+        values = [intercept + coefficient * f(depth) for depth in depths]
     elif isinstance(fit["exponent"], float):
-        values = [slope * depth ** fit["exponent"] for depth in depths]
+        values = [coefficient * depth ** fit["exponent"] for depth in depths]
     else:
         return
     for depth, value in zip(depths, values, strict=True):
@@ -433,9 +461,9 @@ def _strips(drawing: Strips, tables: DrawnTables, name: str) -> list[Chart]:
 def _by_steps(drawing: BySteps, tables: DrawnTables, name: str) -> Iterator[Chart]:
     def picture(points: Sequence[Row]) -> Drawn:
         from normlab.report.charts.drawing import frame
-        from normlab.report.charts.probes import curves_by_depth
+        from normlab.report.charts.probes import probe_by_step
 
-        return curves_by_depth(frame(points), drawing.axis, log=drawing.log)
+        return probe_by_step(frame(points), drawing.axis, log=drawing.log)
 
     for label, rows in tables.by_stack(drawing.table):
         points = [_in_a_step(row) for row in rows]

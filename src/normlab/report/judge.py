@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TONES: Final = {"keep": "good", "discard": "bad", "undecided": "faint", "": ""}
 """The tone of each verdict."""
-ANSWERS: Final = {
+ANSWERS_OF_PAIRS: Final = {
     "better": ("a difference", "good"),
     "equal": ("none that matters", ""),
     "open": ("open", "faint"),
@@ -54,7 +54,8 @@ def judgement_page(judgement: Judgement) -> Page:
 
 
 def _sections(judgement: Judgement, lines: Sequence[str]) -> Iterator[Section]:
-    about_pairs = sentences_of_pairs(judgement.differences)
+    # the page has a table of the pairs, so that their lines need not be repeated
+    about_pairs = lines_of_pairs(judgement.differences)
     notes = [Text(line) for line in lines if line not in about_pairs]
     yield Section("", [_scores_chart(judgement), Notes(notes)], "glance", listed=False)
     yield Section("Changes", [_changes(judgement)], "changes")
@@ -73,7 +74,7 @@ def _pairs(judgement: Judgement) -> PageTable:
     """The answer about every pair, those with the baseline first."""
     rows = []
     for difference in sorted(judgement.differences, key=lambda d: not is_pair_of(d, judgement.baseline)):
-        word, tone = ANSWERS[difference.answer]
+        word, tone = ANSWERS_OF_PAIRS[difference.answer]
         rows.append([Cell(word, tone=tone), Cell(difference.sentence, difference.trains_sentence)])
     return PageTable(("", "answer"), rows, text_columns=2)
 
@@ -83,8 +84,8 @@ def is_pair_of(difference: Difference, change: str) -> bool:
     return change in (difference.a, difference.b)
 
 
-def sentences_of_pairs(differences: Sequence[Difference]) -> set[str]:
-    """The sentences about pairs, as they stand among the lines of a judgement."""
+def lines_of_pairs(differences: Sequence[Difference]) -> set[str]:
+    """The lines of ``Judgement.lines()`` that are about these pairs."""
     sentences = {d.sentence for d in differences} | {d.trains_sentence for d in differences}
     return {f"{sentence}." for sentence in sentences if sentence}
 

@@ -35,12 +35,13 @@ LIMIT_BYTES: Final = 5_000_000
 
 
 class Form(NamedTuple):
-    """How much of a page is shown."""
+    """How detailed a page is: what is thinned or left out so that its file is not too large."""
 
     most: int
-    """How many points a line may have, or how many rows a table in the place of a chart."""
+    """How many points a line of a chart may have, or, where no charts can be drawn, how many rows the table
+    in its place."""
     is_short: bool = False
-    """Whether parts that are also in files beside the page are left out."""
+    """Whether parts that are also in files beside the page (``Details.beside``) are left out."""
 
 
 FORMS: Final = (
@@ -51,7 +52,7 @@ FORMS: Final = (
     Form(50, is_short=True),
     Form(25, is_short=True),
 )
-"""The forms of a page, of which the first that is small enough is used."""
+"""The forms of a page, the most detailed first; the first whose file is small enough is used."""
 
 MOST_CELLS: Final = 12_000
 """Cells that the table in the place of a chart has at most."""
@@ -120,7 +121,12 @@ class Chart:
     title: str
     caption: str
     draw: Callable[[int], Drawn]
-    """Draws it with at most a given number of points per line; called only where charts can be drawn."""
+    """Draws it; called only where charts can be drawn.
+
+    It is given the number of points that a line may have (``Form.most``). That is for charts whose lines may
+    have thousands of points, such as training curves: they make a page large, and thinning them makes it
+    smaller. A chart ignores it if it has few points, such as one for each rate or change, or if it thins its
+    lines to a number of its own."""
     rows: Sequence[Row] = ()
     """The numbers that it shows, in columns named as a reader knows them: a table of them stands in its place
     where no chart can be drawn."""
@@ -130,7 +136,7 @@ class Chart:
     """What writes all its numbers for a file beside the page, if there is such a file."""
 
     def drawn(self, points: int = POINTS) -> Drawn:
-        """Draw the chart with at most so many points per line."""
+        """Draw the chart, in full detail unless a smaller number of points per line is given."""
         return self.draw(points)
 
 
@@ -181,10 +187,11 @@ class Page:
     facts: Sequence[str]
     lead: str
     blocks: Sequence[Block]
-    recipes: Sequence[str] = ()
-    """The recipes in the order of their colours, and of the legend that all charts share."""
+    series: Sequence[str] = ()
+    """The names of what has a colour of its own in the charts (``charts.theme.SERIES``), in the order of the
+    colours and of the legend that all charts share."""
     legend: Literal["Recipes", "Setups", "Sizes", "Roles"] = "Recipes"
-    """What the legend names: recipes, setups or sizes, drawn as lines, or roles of sublayers, as points."""
+    """What the series are, for the legend: roles of sublayers are drawn as points, all others as lines."""
 
     def charts(self) -> list[Chart]:
         return list(charts_in(self.blocks))
@@ -227,7 +234,7 @@ class Page:
             spec = chart.drawn(points).to_dict(validate=False)
             spec.pop("config", None)  # the page has one for each mode
             specs[chart.name] = spec
-        return self._rendered(blocks, specs, self.recipes)
+        return self._rendered(blocks, specs, self.series)
 
     def _without_charts(self, rows: int, blocks: Sequence[Block]) -> str:
         """Render the page with tables of at most so many rows in place of its charts.
@@ -238,7 +245,7 @@ class Page:
 
     def _rendered(self, blocks: Sequence[Block], specs: Mapping[str, Any], legend: Sequence[str]) -> str:
         sample = _dot if self.legend == "Roles" else swatch
-        places = range(len(self.recipes))
+        places = range(len(self.series))
         return _template().render(
             page=self,
             blocks=blocks,
@@ -263,13 +270,14 @@ WITHOUT_CHARTS: Final = Text(
 
 
 def swatch(index: int) -> Markup:
-    """Return a sample of the recipe's line, in its colour and dash."""
+    """Return a sample of the line of the series at ``index``, in its colour and dash."""
     stroke = 'stroke="var(--recipe-{})" stroke-width="3" stroke-dasharray="{}"'
     line = Markup(f'<line x1="0" y1="4" x2="22" y2="4" {stroke}/>')
     return _SAMPLE.format(line.format(index, " ".join(map(str, dash(index)))))
 
 
 def _dot(index: int) -> Markup:
+    """Return a sample of the points of the series at ``index``, in their colour."""
     return _SAMPLE.format(Markup('<circle cx="11" cy="4" r="4" fill="var(--recipe-{})"/>').format(index))
 
 

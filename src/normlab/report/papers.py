@@ -85,7 +85,7 @@ def papers_page(
             *sections,
             Section("Tables and figures", tables, "tables_and_figures"),
         ],
-        recipes=["agrees", "contradicts", "open", "waits"] if installed() else (),
+        series=["agrees", "contradicts", "open", "waits"] if installed() else (),
     ).html()
 
 

@@ -51,11 +51,11 @@ def reproduction_page(standing: ArtefactStatus, findings: Sequence[Reviewed] = (
     """
     artefact, reproduction = standing.artefact, standing.found
     name = result_name(artefact.id, standing.scale)
-    pictures, legend = _pictures(artefact, reproduction)
+    charts, legend = _charts_with_legend(artefact, reproduction)
     blocks = list(_warnings(standing))
     if findings:
         blocks.append(Section("Findings", [finding_table(findings)], "findings"))
-    blocks += [_published(standing), *pictures]
+    blocks += [_published(standing), *charts]
     if artefact.discussion:
         blocks.append(Section("Discussion", [Text(artefact.discussion)], "discussion"))
     if reproduction is not None:
@@ -67,7 +67,7 @@ def reproduction_page(standing: ArtefactStatus, findings: Sequence[Reviewed] = (
         facts=_facts(artefact, reproduction),
         lead=artefact.shows,
         blocks=blocks,
-        recipes=legend,
+        series=legend,
     ).html()
 
 
@@ -97,8 +97,10 @@ def _warnings(standing: ArtefactStatus) -> Iterator[Block]:
 # ------------------------------------------------------------------------------------------------- charts
 
 
-def _pictures(artefact: Artefact, reproduction: Reproduction | None) -> tuple[list[Block], list[str]]:
-    """The charts of an artefact, and the legend that they share."""
+def _charts_with_legend(
+    artefact: Artefact, reproduction: Reproduction | None
+) -> tuple[list[Block], list[str]]:
+    """The section of an artefact's charts, none if nothing was measured, and the legend that they share."""
     if reproduction is None or not artefact.drawings:
         return [], []
     tables = {name: rows for name, rows in reproduction.tables.items() if rows}
@@ -148,18 +150,21 @@ def _trained_cells(standing: ArtefactStatus) -> dict[str, TrainedCell]:
 
 
 def _published(standing: ArtefactStatus) -> Section:
-    """The published values beside the trained cells of the same names; a table as it was printed."""
+    """The published values beside the trained cells of the same names.
+
+    A printed table comes first, as it was printed. A list below it has the names that the table does not.
+    """
     published, trained = standing.artefact.published, _trained_cells(standing)
     blocks: list[Block] = []
-    names = dict.fromkeys([*published, *trained])
+    names_in_table = set[str]()
     if isinstance(published, PrintedTable):
         blocks.append(_printed(published, trained))
-        for name in (*published.names.values(), *published.rows):
-            names.pop(name, None)
-    if names:
-        table = _listed(list(names), published, trained)
-        folded = not trained and len(names) > MOST_VALUES
-        blocks.append(Details(count(len(names), "published value"), [table]) if folded else table)
+        names_in_table = {*published.names.values(), *published.rows}
+    listed = [name for name in dict.fromkeys([*published, *trained]) if name not in names_in_table]
+    if listed:
+        table = _listed(listed, published, trained)
+        folded = not trained and len(listed) > MOST_VALUES
+        blocks.append(Details(count(len(listed), "published value"), [table]) if folded else table)
     title = "Published and measured" if trained else "Published"
     return Section(title, blocks, "published", standing.artefact.paper)
 
@@ -190,8 +195,15 @@ def _heading(trained: Mapping[str, TrainedCell]) -> str:
 
 
 def _printed(published: PrintedTable, trained: Mapping[str, TrainedCell]) -> PageTable:
-    """The paper's table as it was printed, with what was measured for a cell below its value, and what was
-    measured for a cell of the row's name at the row's end.
+    """The paper's table as it was printed, with what was measured here in the places that it belongs to.
+
+    What was trained has a name, and the name says where it stands. With the rows ``pre`` and ``post``, and
+    the columns ``BLEU`` and ``chrF``:
+
+        |      | BLEU           | chrF | here      |
+        | pre  | 29.1           | 55.0 | 28.7; ... |    "pre" is measured as a whole: a column at the end
+        | post | 27.3           | 53.2 | –         |
+        |      | here 26.9; ... |      |           |    "BLEU post" is one cell: below the published value
     """
     has_rows = any(row in trained for row in published.rows)
     header = ["", *published.columns]

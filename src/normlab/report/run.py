@@ -17,9 +17,18 @@ from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.lab.runs.folder import RunFolder, Status, read_scores
 from normlab.report.charts.curves import CurveAxis
-from normlab.report.curves import LOSS, NORM, SPIKY_POINTS, curves, dev_axis
+from normlab.report.curve_charts import LOSS, NLL_CAPTION, NORM, SPIKY_POINTS, curve_chart, dev_axis
 from normlab.report.page import Cell, Chart, Columns, Page, PageTable, Section
-from normlab.report.runs import Curve, RunView, curve_frame, marks, run_details, run_frame, seed_of, view
+from normlab.report.runs import (
+    CurveLabels,
+    RunView,
+    curve_frame,
+    marks,
+    run_details,
+    run_frame,
+    seed_of,
+    view,
+)
 from normlab.report.watch import flight_sections, sublayer_sections
 
 TRAINING, DEV, EXCHANGED = "training", "dev", "dev, sources exchanged"
@@ -53,13 +62,13 @@ def run_page(folder: Path) -> str:
         facts=_facts(run, run.config, run.status),
         lead=run.status.outcome.evidence if run.status.outcome else "",
         blocks=[
-            Section("", [_pictures(run)], "pictures", listed=False),
+            Section("", [_charts(run)], "pictures", listed=False),
             *flight_sections(files.flights()),
             *sublayer_sections(probes),
             *_test(run, read_scores(files.best_scores)),
             Section("The run, exactly", run_details(run, {}).blocks, f"run-{run.id}"),
         ],
-        recipes=_sides(run),
+        series=_sides(run),
     ).html()
 
 
@@ -87,21 +96,22 @@ def _facts(run: RunView, config: Config, status: Status) -> list[str]:
     return facts
 
 
-def _pictures(run: RunView) -> Columns:
+def _charts(run: RunView) -> Columns:
+    """Return the curves of the run: losses, dev scores, norms of the gradient and learning rates."""
     train = _side(run, "train", TRAINING, ("nll", "grad_norm_l2", "lr"))
     dev = _side(run, "dev", DEV, ("nll",))
     losses = pl.concat([train.drop("grad_norm_l2", "lr"), dev, _exchanged(run)])
     loss_axis = replace(LOSS, extremes=True, height=260)
     rate_axis = CurveAxis("lr", "learning rate", zero=True, number=".3g")
-    nll = "Negative log-likelihood (NLL), without label smoothing."
+    nll = NLL_CAPTION
     if EXCHANGED in _sides(run):
         nll += " The model reads its source if exchanging the sources raises the loss."
     norm = "Before clipping, log scale; the band shows single spikes."
     charts = [
-        curves("loss", "Loss", nll, losses, SIDES, loss_axis),
+        curve_chart("loss", "Loss", nll, losses, SIDES, loss_axis),
         *_dev_charts(run),
-        curves("grad-norm", "Gradient norm", norm, train, SIDES, NORM, most=SPIKY_POINTS),
-        curves("lr", "Learning rate", "", train, SIDES, rate_axis),
+        curve_chart("grad-norm", "Gradient norm", norm, train, SIDES, NORM, most=SPIKY_POINTS),
+        curve_chart("lr", "Learning rate", "", train, SIDES, rate_axis),
     ]
     return Columns(charts)
 
@@ -124,7 +134,7 @@ def _dev_charts(run: RunView) -> list[Chart]:
     for metric in run.task_metrics:
         if metric != NLL and not dev[metric.name].is_null().all():
             axis = replace(dev_axis(metric), height=260)
-            charts.append(curves(f"dev-{metric.name}", f"Dev {metric.label}", "", dev, SIDES, axis))
+            charts.append(curve_chart(f"dev-{metric.name}", f"Dev {metric.label}", "", dev, SIDES, axis))
     return charts
 
 
@@ -147,4 +157,4 @@ def _test(run: RunView, best_scores: Mapping[str, Any]) -> list[Section]:
 
 def _side(run: RunView, kind: str, side: str, columns: Sequence[str]) -> pl.DataFrame:
     """Return the rows of one kind as the curves of one line of the charts."""
-    return curve_frame(run, kind, columns, Curve(side, f"{run.id} {side}", seed_of(run), run.outcome))
+    return curve_frame(run, kind, columns, CurveLabels(side, f"{run.id} {side}", seed_of(run), run.outcome))

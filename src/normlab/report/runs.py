@@ -18,6 +18,7 @@ from normlab.base.units import duration, rate
 from normlab.errors import UserError
 from normlab.lab.config import OWN_TASK, Config
 from normlab.lab.runs.folder import RunFolder, Status, read_scores
+from normlab.report.charts.theme import SERIES
 from normlab.report.page import Block, Cell, Code, Details, PageTable, Text
 
 
@@ -64,7 +65,7 @@ def view(root: Path, run: str) -> RunView:
         return RunView(
             id=run,
             config=config,
-            config_text=_read_by_the_run(config) or (path / "config.json").read_text("utf-8").strip(),
+            config_text=_settings_text_of_setup(config) or (path / "config.json").read_text("utf-8").strip(),
             status=folder.status(),
             metrics=tuple(folder.metrics()),
             task_metrics=folder.task_metrics(),
@@ -76,9 +77,11 @@ def view(root: Path, run: str) -> RunView:
         return RunView(id=run, problem=str(error) or type(error).__name__)
 
 
-def _read_by_the_run(config: Config) -> str:
-    """What the run of a setup reads from its configuration, whose other values are mere defaults of recipes;
-    empty for a recipe.
+def _settings_text_of_setup(config: Config) -> str:
+    """The settings of a user's own setup, as JSON; empty if the run is one of a recipe.
+
+    The run of a setup reads only these from its configuration, whose other values are mere defaults of
+    recipes.
     """
     if config.task != OWN_TASK:
         return ""
@@ -87,11 +90,11 @@ def _read_by_the_run(config: Config) -> str:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CurveLabels:
     """Whose curve it is: the columns of text that a frame of curves begins with."""
 
-    recipe: str
-    """The recipe, or what else has a colour of its own."""
+    series: str
+    """The recipe, or on the page of a run the side: training or dev."""
     run: str
     seed: str
     outcome: str
@@ -105,9 +108,10 @@ def run_frame(run: RunView, kind: str, columns: Sequence[str]) -> pl.DataFrame:
     return pl.DataFrame(data, schema=schema, strict=False)
 
 
-def curve_frame(run: RunView, kind: str, columns: Sequence[str], curve: Curve) -> pl.DataFrame:
-    """Return the run's rows of one kind, each with whose curve it belongs to."""
-    constants = [pl.lit(text).alias(name) for name, text in vars(curve).items()]
+def curve_frame(run: RunView, kind: str, columns: Sequence[str], labels: CurveLabels) -> pl.DataFrame:
+    """Return the run's rows of one kind, each with the labels of the curve that it belongs to."""
+    texts = {SERIES: labels.series, "run": labels.run, "seed": labels.seed, "outcome": labels.outcome}
+    constants = [pl.lit(text).alias(name) for name, text in texts.items()]
     return run_frame(run, kind, columns).select(*constants, "step", *columns)
 
 

@@ -59,7 +59,7 @@ def _together(values: Sequence[Any], name: str) -> Any:
     return f"{min(values)} to {max(values)}" if name in COUNTED else _template(values[0])
 
 
-def pictures(result: DiagnosisResult) -> Iterator[Section]:
+def study_sections(result: DiagnosisResult) -> Iterator[Section]:
     """Yield a section for each study whose charts have something to show."""
     tables = drawn_tables(result)
     for study in result.studies:
@@ -84,7 +84,7 @@ def _measured(result: DiagnosisResult, study: StudyResult) -> list[Drawing]:
     return [chart for chart in study.charts if result.tables.get(chart.table)]
 
 
-def pictured(result: DiagnosisResult) -> set[str]:
+def tables_shown_whole(result: DiagnosisResult) -> set[str]:
     """Return the tables that a chart shows whole, so that the page need not repeat their rows."""
     charts = [chart for study in result.studies for chart in _measured(result, study)]
     return {chart.table for chart in charts if isinstance(chart, HeatMap)}

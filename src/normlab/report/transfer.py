@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from normlab.base.units import count, duration, short_rate
+from normlab.report.charts.theme import SERIES
 from normlab.report.page import (
     Block,
     Cell,
@@ -32,7 +33,7 @@ from normlab.report.results.transfer import (
     BestRate,
     CoordinateCheck,
     CoordinateRow,
-    Ends,
+    Estimate,
     FittedPoint,
     RateResult,
     SizeResult,
@@ -69,7 +70,7 @@ def transfer_page(transfer: Mapping[str, Any]) -> Page:
         facts=[*facts, f"{count(result.cost.trials, 'trial')} in {duration(result.cost.seconds)}"],
         lead=f"The plan: {result.plan}.",
         blocks=list(_sections(result, view)),
-        recipes=view.names,
+        series=view.names,
         legend="Sizes",
     )
 
@@ -117,14 +118,14 @@ class _View:
     def rate(self, point: RateResult | FittedPoint) -> float:
         return point.multiple if self.has_multiples else point.rate
 
-    def ends(self, best: BestRate) -> Ends:
+    def estimate(self, best: BestRate) -> Estimate:
         """A best rate with its interval."""
         return best.multiple if self.has_multiples else best.rate
 
     # ------------------------------------------------------------------------------------------------ tables
     def losses(self, sweep: SweepResult) -> PageTable:
         """A row per rate, a column per size: the mean loss over seeds; the first row has the best rates."""
-        by_size = [{self.rate(trials): trials for trials in size.rates} for size in sweep.sizes]
+        by_size = [{self.rate(at_rate): at_rate for at_rate in size.rates} for size in sweep.sizes]
         rows = [[Cell("best rate", "with its 95% interval"), *map(self._best_cell, sweep.sizes)]]
         for rate in sorted({rate for by_rate in by_size for rate in by_rate}):
             cells = [self._loss_cell(by_rate.get(rate)) for by_rate in by_size]
@@ -132,18 +133,18 @@ class _View:
         return PageTable([self.rate_title, *self.names], rows)
 
     def _best_cell(self, size: SizeResult) -> Cell:
-        best = self.ends(size.best)
+        best = self.estimate(size.best)
         if best.value is None:
             return Cell("–", "not known", tone="faint", title=size.why)
-        value, low, high = (self.in_words(end) for end in (best.value, best.low, best.high))
-        return Cell(value, f"{low} to {high}", tone="best")
+        interval = f"{self.in_words(best.low)} to {self.in_words(best.high)}"
+        return Cell(self.in_words(best.value), interval, tone="best")
 
-    def _loss_cell(self, trials: RateResult | None) -> Cell:
-        if trials is None:
+    def _loss_cell(self, at_rate: RateResult | None) -> Cell:
+        if at_rate is None:
             return Cell("–", tone="faint", title="not tried")
-        if trials.stopped:
-            return Cell("stopped", trials.stopped, tone="alarm")
-        losses, seeds = trials.known, self.result.seeds
+        if at_rate.stopped:
+            return Cell("stopped", at_rate.stopped, tone="alarm")
+        losses, seeds = at_rate.known, self.result.seeds
         mean = f"{fmean(losses):.3f}"
         if len(losses) >= seeds:
             return Cell(mean)
@@ -160,7 +161,7 @@ class _View:
         return [Columns(charts)]
 
     def _losses_by_rate(self, sweep: SweepResult, place: int) -> Chart:
-        points = [self._point(size.size, trials) for size in sweep.sizes for trials in size.rates]
+        points = [self._point(size.size, at_rate) for size in sweep.sizes for at_rate in size.rates]
 
         def draw(_: int) -> Drawn:
             import polars as pl
@@ -176,8 +177,8 @@ class _View:
             schema = dict.fromkeys(("rate", "loss", "low", "high"), pl.Float64)
             references = [size.reference for size in sweep.sizes if isfinite(size.reference)]
             return loss_by_rate_and_size(
-                pl.DataFrame(list(map(vars, points)), schema_overrides=schema, infer_schema_length=None),
-                pl.DataFrame(fits, ["recipe", "rate", "loss"], orient="row"),
+                pl.DataFrame(_frame_rows(points), schema_overrides=schema, infer_schema_length=None),
+                pl.DataFrame(fits, [SERIES, "rate", "loss"], orient="row"),
                 _frame_of_optima(self._optima(sweep)),
                 self.names,
                 today=1.0 if self.has_multiples else self.result.current_rate,
@@ -187,7 +188,7 @@ class _View:
 
         rows = [
             {
-                "size": point.recipe,
+                "size": point.series,
                 self.rate_title: self.in_words(point.rate),
                 "mean loss": point.loss,
                 "lowest": point.low,
@@ -199,14 +200,14 @@ class _View:
         ]
         return Chart(f"rates-{place}", self.title("Loss by rate", sweep), "", draw, rows, MARKS)
 
-    def _point(self, size: int, trials: RateResult) -> _Point:
-        """The losses of a size at a rate over its seeds, of which none may have an end."""
-        losses = trials.known
+    def _point(self, size: int, at_rate: RateResult) -> _Point:
+        """The losses of a size at a rate over its seeds; none if no seed's trial reached its end."""
+        losses = at_rate.known
         return _Point(
-            recipe=self.name(size),
-            rate=self.rate(trials),
-            shared=trials.loss is not None,
-            ended=trials.stopped,
+            series=self.name(size),
+            rate=self.rate(at_rate),
+            shared=at_rate.loss is not None,
+            ended=at_rate.stopped,
             loss=fmean(losses) if losses else None,
             low=min(losses, default=None),
             high=max(losses, default=None),
@@ -217,7 +218,7 @@ class _View:
         """The best rate of each size where it is known, with its interval and its loss."""
         optima = []
         for size in sweep.sizes:
-            best = self.ends(size.best)
+            best = self.estimate(size.best)
             if best.value is not None:
                 loss = min(point.loss for point in size.curve)
                 name = self.name(size.size)
@@ -227,7 +228,7 @@ class _View:
     def _best_by_size(self, sweep: SweepResult, place: int) -> Chart:
         """The best rate by size, and the line through the best rates, which may reach to the target."""
         axis, optima = self.result.axis, self._optima(sweep)
-        line = {size: self.ends(best) for size, best in sweep.line.items()}
+        line = {size: self.estimate(best) for size, best in sweep.line.items()}
         target = self.result.target
         beyond = target if sweep.at_target and target not in self.result.sizes else None
 
@@ -237,7 +238,7 @@ class _View:
             from normlab.report.charts.rates import best_by_size
 
             schema = {"size": pl.Int64, **dict.fromkeys(("rate", "low", "high"), pl.Float64)}
-            points = [(size, ends.value, ends.low, ends.high) for size, ends in line.items()]
+            points = [(size, rate.value, rate.low, rate.high) for size, rate in line.items()]
             return best_by_size(
                 _frame_of_optima(optima),
                 pl.DataFrame(points, schema, orient="row"),
@@ -247,7 +248,7 @@ class _View:
                 title=f"best {self.rate_title}",
             )
 
-        best = {optimum.size: Ends(optimum.rate, optimum.low, optimum.high) for optimum in optima}
+        best = {optimum.size: Estimate(optimum.rate, optimum.low, optimum.high) for optimum in optima}
         rows = [
             {
                 "size": self.name(size),
@@ -265,28 +266,28 @@ class _View:
             factor = f"{_number(sweep.slope.value)}x ({_interval(sweep.slope.low, sweep.slope.high)}x)"
             caption += f" Line: {factor} with each doubling of the {self.result.axis}, with its 95% band."
         if beyond and sweep.at_target:
-            rate = self.in_words(self.ends(sweep.at_target).value)
+            rate = self.in_words(self.estimate(sweep.at_target).value)
             caption += f" Circle: {rate} for {self.name(beyond)}."
         return caption
 
-    def _with_interval(self, ends: Ends | None) -> str:
+    def _with_interval(self, rate: Estimate | None) -> str:
         """A rate with its interval: ``3.6e-3 (3.1e-3 to 4.2e-3)``."""
-        if ends is None:
+        if rate is None:
             return "–"
-        value, low, high = (self.in_words(end) for end in (ends.value, ends.low, ends.high))
-        return f"{value} ({low} to {high})"
+        return f"{self.in_words(rate.value)} ({self.in_words(rate.low)} to {self.in_words(rate.high)})"
 
 
 @dataclass(frozen=True)
 class _Point:
     """A row of the chart of losses by rate."""
 
-    recipe: str
-    """The name of the size, by which it is coloured."""
+    series: str
+    """The name of the size."""
     rate: float
     shared: bool
-    """Whether all seeds have an end."""
+    """Whether the trials of all seeds reached their end."""
     ended: str
+    """Why one ended early; empty if none did."""
     loss: float | None
     low: float | None
     high: float | None
@@ -297,7 +298,8 @@ class _Point:
 class _Optimum:
     """The best rate of a size, with its interval and its loss: a row of a chart."""
 
-    recipe: str
+    series: str
+    """The name of the size."""
     rate: float
     low: float | None
     high: float | None
@@ -309,7 +311,16 @@ def _frame_of_optima(optima: Sequence[_Optimum]) -> pl.DataFrame:
     import polars as pl
 
     numbers = dict.fromkeys(("rate", "low", "high", "loss"), pl.Float64)
-    return pl.DataFrame(list(map(vars, optima)), {"recipe": pl.String, **numbers, "size": pl.Int64})
+    return pl.DataFrame(_frame_rows(optima), {SERIES: pl.String, **numbers, "size": pl.Int64})
+
+
+def _frame_rows(points: Sequence[_Point | _Optimum]) -> list[dict[str, Any]]:
+    """The points as rows of a frame, whose column of series has a name of its own."""
+    rows = []
+    for point in points:
+        columns = dict(vars(point))
+        rows.append({SERIES: columns.pop("series"), **columns})
+    return rows
 
 
 def _interval(low: float | None, high: float | None) -> str:
@@ -334,8 +345,8 @@ def _check(check: CoordinateCheck) -> Iterator[Block]:
     yield Text(f"{capital(check.sentence)}.", "alarm" if check.fault else "")
     yield Text(_how_slopes_are_read(check), "note")
     rows = _rows_at_their_steps(check)
-    wrong = [_row(row, check.fault) for row in rows if row.right is False]
-    right = [_row(row, check.fault) for row in rows if row.right]
+    wrong = [_row(row) for row in rows if row.right is False]
+    right = [_row(row) for row in rows if row.right]
     if wrong:
         yield PageTable(HEADER, wrong, text_columns=2)
     if right:
@@ -359,18 +370,25 @@ def _how_slopes_are_read(check: CoordinateCheck) -> str:
 
 
 def _rows_at_their_steps(check: CoordinateCheck) -> list[CoordinateRow]:
-    """The judged rows, one for each quantity at each place: the fault first, then what is wrong by its first
-    step, then what is right by its last.
+    """The judged rows, one of the steps for each quantity at each place: the first that is wrong, else the
+    last. The fault comes first, then what is wrong, then what is right.
     """
-
-    def order(row: CoordinateRow) -> tuple[bool, bool, int]:
-        is_right = bool(row.right)
-        return not _is_fault(row, check.fault), is_right, -row.step if is_right else row.step
-
+    judged = sorted((row for row in check.rows if row.right is not None), key=_most_telling_first)
     chosen = dict[tuple[str, str, str], CoordinateRow]()
-    for row in sorted((row for row in check.rows if row.right is not None), key=order):
-        chosen.setdefault((row.role, row.parameter or row.module, row.quantity), row)
+    for row in judged:
+        quantity_at_place = (row.role, row.parameter or row.module, row.quantity)
+        # keeps the first of its rows, and with it the order of those that are kept
+        chosen.setdefault(quantity_at_place, row)
     return list(chosen.values())
+
+
+def _most_telling_first(row: CoordinateRow) -> tuple[bool, bool, int]:
+    """A key that sorts the fault first, then wrong rows from the first step on, then right ones from the last
+    step back.
+    """
+    if row.right:
+        return not row.is_fault, True, -row.step
+    return not row.is_fault, False, row.step
 
 
 def _by_role(check: CoordinateCheck) -> Iterator[Block]:
@@ -387,11 +405,6 @@ def _by_role(check: CoordinateCheck) -> Iterator[Block]:
         yield Details("By role, over all layers", [table])
 
 
-def _is_fault(row: CoordinateRow, fault: CoordinateRow | None) -> bool:
-    """Whether a row is the fault, which names a module of the largest model."""
-    return replace(row, module=row.path) == fault
-
-
 def _step(row: CoordinateRow) -> Cell:
     return Cell(str(row.step or "start"))
 
@@ -400,8 +413,8 @@ def _slope(row: CoordinateRow) -> Cell:
     return Cell(_number(row.slope), "" if row.low is None else _interval(row.low, row.high))
 
 
-def _row(row: CoordinateRow, fault: CoordinateRow | None) -> list[Cell]:
-    """A row of the table; if it is the fault, it has the tone of an alarm."""
+def _row(row: CoordinateRow) -> list[Cell]:
+    """A row of the table; if it is the fault, all of it has the tone of an alarm."""
     cells = [
         Cell(breakable(row.module or "the model"), row.role, title=row.parameter),
         Cell(row.quantity),
@@ -410,7 +423,7 @@ def _row(row: CoordinateRow, fault: CoordinateRow | None) -> list[Cell]:
         Cell(_expected(row)),
         Cell("right") if row.right else Cell("wrong", tone="alarm"),
     ]
-    return [replace(cell, tone="alarm") for cell in cells] if _is_fault(row, fault) else cells
+    return [replace(cell, tone="alarm") for cell in cells] if row.is_fault else cells
 
 
 def _expected(row: CoordinateRow) -> str:

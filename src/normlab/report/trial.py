@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from normlab.base.units import count, duration, rate, short_rate
-from normlab.report.charts.theme import ENDED_EARLY
+from normlab.report.charts.theme import ENDED_EARLY, SERIES
 from normlab.report.page import (
     Cell,
     Chart,
@@ -50,7 +50,7 @@ def trial_page(trials: Mapping[str, Any]) -> Page:
         facts=[*facts, f"{count(result.number, 'trial')} in {duration(result.seconds)}"],
         lead=f"{capital(rest)}." if rest else "",
         blocks=list(_sections(result)),
-        recipes=_names(result),
+        series=_names(result),
     )
 
 
@@ -133,19 +133,19 @@ def _chart_by_step(setup: TrialsResult, place: int, names: Sequence[str]) -> Cha
     def draw(points: int) -> Drawn:
         import polars as pl
 
-        from normlab.report.charts.curves import CurveAxis, curve
+        from normlab.report.charts.curves import CurveAxis, mean_curves
 
         rows: list[tuple[Any, ...]] = []
         for trial, losses in zip(trials, curves, strict=True):
             name = short_rate(trial.rate)
             outcome = ENDED_EARLY if trial.stopped else "trained"
             rows += [(name, name, outcome, 0, step, loss) for step, loss in enumerate(losses, start=1)]
-        texts = dict.fromkeys(("recipe", "run", "outcome"), pl.String)
+        texts = dict.fromkeys((SERIES, "run", "outcome"), pl.String)
         schema = {**texts, "seed": pl.Int64, "step": pl.Int64, "loss": pl.Float64}
         frame = pl.DataFrame(rows, schema=schema, orient="row")
         title = "loss" if entropy is None else "nats a target"
         axis = CurveAxis("loss", title, number=".3f", height=260)
-        return curve(frame, names, axis, entropy_nats=entropy, points=points)
+        return mean_curves(frame, names, axis, entropy_nats=entropy, points=points)
 
     caption = f"Means of {SMOOTH} steps."
     marks = "A cross ends the line of a trial that ended early."

@@ -59,29 +59,38 @@ def sublayer_sections(rows: Sequence[Row]) -> list[Section]:
 
 
 def _labels(stacks: Iterable[str]) -> dict[str, str]:
-    """Name each stack by its container's path, without the last name unless that tells stacks apart."""
+    """Return a short label for the path of each stack: the path of the module that holds it.
+
+    ``encoder.layers`` is called ``encoder``. A stack keeps its whole path if what holds it also holds another
+    stack, is the model itself, or has a number for a name (``towers.0.layers``), which would say little.
+    """
     distinct = list(dict.fromkeys(stacks))
-    containers = {stack: stack.rpartition(".")[0] for stack in distinct}
-    uses = Counter(containers.values())
+    holders = {stack: stack.rpartition(".")[0] for stack in distinct}
+    stacks_of_holder = Counter(holders.values())
     labels = {}
-    for stack, container in containers.items():
-        is_name = bool(container) and not container[-1].isdigit()  # a number alone says little
-        labels[stack] = container if is_name and uses[container] == 1 else stack
+    for stack, holder in holders.items():
+        has_a_name = bool(holder) and not holder[-1].isdigit()
+        labels[stack] = holder if has_a_name and stacks_of_holder[holder] == 1 else stack
     return labels
 
 
 def write_probes_page(file: Path, page: Path) -> Path:
-    """Draw the rows that a trainer wrote to ``file`` as JSON lines, with the recorder's reports beside it;
-    return the path of the page.
+    """Write the page of a training to ``page``, and return that path.
 
-    Raises UserError for a file that does not hold such rows, and FileNotFoundError if there is none.
+    Args:
+        file: the rows of probes that a trainer wrote, as JSON lines. The recorder's file lies beside it:
+            ``watch.flight.json`` beside ``watch.jsonl``. Each may be missing: no recorder was used, or the
+            training failed before its first row.
+        page: where to write it.
+
+    Raises:
+        UserError: one of the files is damaged, or both together hold nothing to show.
+        FileNotFoundError: neither of the two files exists.
     """
-    flight = file.with_suffix(".flight.json")
-    reports = _typed(read_reports(flight))
-    watch = from_plain(_Watch, read_json(flight), str(flight), more=True) if flight.exists() else _Watch()
-    # a training that failed at once has reports and no rows
-    rows = [row for _, row in read_lines(file)] if file.exists() or not flight.exists() else []
-    require_probes(rows, file)
+    flight_file = file.with_suffix(".flight.json")
+    reports = _typed(read_reports(flight_file))
+    watch = _read_watch(flight_file)
+    rows = _read_rows(file, flight_file)
     sections = _flight_sections(reports)
     if watch.notes:
         notes = Notes([Text(note) for note in watch.notes])
@@ -94,15 +103,34 @@ def write_probes_page(file: Path, page: Path) -> Path:
     return page
 
 
+def _read_rows(file: Path, flight_file: Path) -> list[Row]:
+    """Read the rows of probes; none if there is only the recorder's file."""
+    if not file.exists() and flight_file.exists():
+        return []
+    rows: list[Row] = [row for _, row in read_lines(file)]  # FileNotFoundError if neither file exists
+    require_probes(rows, file)
+    return rows
+
+
 @dataclass(frozen=True)
 class _Watch:
-    """What a watch writes beside its reports."""
+    """What a watch writes into the recorder's file, beside the reports."""
 
     notes: tuple[str, ...] = ()
     """What could not be watched."""
     steps: Count | None = None
     """The number of steps, and below of losses, that were watched; None if that is not known."""
     losses: Count | None = None
+
+
+def _read_watch(flight_file: Path) -> _Watch:
+    """Read what a watch wrote beside the reports of a file; nothing is known if there is no such file.
+
+    The reports in the same file are read by ``read_reports``, as those of a run are.
+    """
+    if not flight_file.exists():
+        return _Watch()
+    return from_plain(_Watch, read_json(flight_file), str(flight_file), more=True)
 
 
 def _typed(reports: Sequence[Mapping[str, Any]]) -> list[FlightReport]:

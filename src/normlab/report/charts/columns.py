@@ -18,9 +18,10 @@ from normlab.report.charts.drawing import (
     has_place,
     layer,
     log_or_linear,
-    recipe_colour,
-    recipe_dash,
+    series_colour,
+    series_dash,
 )
+from normlab.report.charts.theme import SERIES
 
 HEIGHT: Final = 240
 DOTTED: Final = 60
@@ -36,7 +37,7 @@ def panels(drawing: OfColumns, points: pl.DataFrame, legend: Sequence[str]) -> d
 
     Args:
         drawing: what is shown.
-        points: the columns ``x``, ``y``, ``recipe`` (the group) and ``panel``, and if the drawing has any
+        points: the columns ``x``, ``y``, ``SERIES`` (the group) and ``panel``, and if the drawing has any
             ``shade`` (of cells), ``theory``, ``lower`` and ``upper``.
         legend: the groups that the page's legend explains, in the order of their colours. If a group is
             missing there, the chart has a legend of its own.
@@ -63,17 +64,17 @@ class _Groups:
 
     @classmethod
     def of(cls, points: pl.DataFrame, legend: Sequence[str]) -> Self:
-        present = [name for name in dict.fromkeys(points["recipe"]) if name]
+        present = [name for name in dict.fromkeys(points[SERIES]) if name]
         if set(present) <= set(legend):
             return cls(legend or [""], on_page=True)
         return cls(present, on_page=False)
 
     def colour(self) -> alt.Color:
-        colour = recipe_colour(self.names)
+        colour = series_colour(self.names)
         return colour if self.on_page else colour.legend(self._legend())
 
     def dash(self) -> alt.StrokeDash:
-        dash = recipe_dash(self.names)
+        dash = series_dash(self.names)
         return dash if self.on_page else dash.legend(self._legend())
 
     def opacity(self, drawing: OfColumns, full: float) -> Any:
@@ -138,7 +139,7 @@ def _lines(drawing: Lines, part: pl.DataFrame, ends: Sequence[float], groups: _G
     has_dashes = drawing.group and not drawing.theory  # a dashed line would be taken for the theory's
     dash = {"strokeDash": groups.dash()} if has_dashes else {}
     layers += layer(points, "line", {"clip": True}, **shared, **dash)
-    if len(points) <= DOTTED * max(1, points["recipe"].n_unique()):
+    if len(points) <= DOTTED * max(1, points[SERIES].n_unique()):
         dot = {"size": 34, "clip": True}
         layers += layer(points, "circle", dot, **shared, tooltip=_tooltip(drawing))
     if drawing.theory:
@@ -152,23 +153,23 @@ def _theory(drawing: Lines, part: pl.DataFrame, x: alt.X, y: alt.Y) -> list[Any]
     is_common = points.group_by("x").agg(pl.col("mean").n_unique() == 1)["mean"].all()
     dashed = {"strokeDash": [3, 3], "strokeWidth": 1.3, "style": "ink", "clip": True}
     tooltip = [alt.Tooltip("mean:Q", title="theory", format=".4g")]
-    by_colour = {} if is_common else {"detail": "recipe:N"}
+    by_colour = {} if is_common else {"detail": f"{SERIES}:N"}
     return layer(points, "line", dashed, x=x, y=y, tooltip=tooltip, **by_colour)
 
 
 def _means(part: pl.DataFrame, y: str = "y") -> pl.DataFrame:
-    """Return columns x, recipe, mean, low and high: at most 400 points per line, intervals as given."""
+    """Return columns x, SERIES, mean, low and high: at most 400 points per line, intervals as given."""
     interval = ("lower", "upper") if "lower" in part.columns and y == "y" else ()
     if part["x"].dtype.is_numeric():
-        means = downsample(part, "x", y, ["recipe"], keep=interval)
+        means = downsample(part, "x", y, [SERIES], keep=interval)
     else:
         value = pl.col(y)
-        means = part.group_by("x", "recipe", maintain_order=True).agg(
+        means = part.group_by("x", SERIES, maintain_order=True).agg(
             *[pl.col(name).last() for name in interval], mean=value.mean(), low=value.min(), high=value.max()
         )
     if interval:
         means = means.with_columns(low=pl.col("lower"), high=pl.col("upper"))
-    return means.select("x", "recipe", "mean", "low", "high")
+    return means.select("x", SERIES, "mean", "low", "high")
 
 
 def _across(drawing: Lines, part: pl.DataFrame) -> alt.X:
@@ -200,8 +201,8 @@ def _bars(drawing: Bars, part: pl.DataFrame, ends: Sequence[float], groups: _Gro
     shared: dict[str, Any] = {"y": y}
     bars_a_name = 1
     if len(bars) > len(names):
-        colours_here = [name for name in groups.names if name in set(bars["recipe"])]
-        shared["yOffset"] = alt.YOffset("recipe:N", sort=colours_here)
+        colours_here = [name for name in groups.names if name in set(bars[SERIES])]
+        shared["yOffset"] = alt.YOffset(f"{SERIES}:N", sort=colours_here)
         bars_a_name = len(colours_here)
     layers = layer(
         bars,
@@ -254,7 +255,7 @@ def _order(column: pl.Series) -> list[Any] | str:
 
 
 def _tooltip(drawing: Lines | Bars) -> list[alt.Tooltip]:
-    tooltip = [alt.Tooltip("recipe:N", title=drawing.group)] if drawing.group else []
+    tooltip = [alt.Tooltip(f"{SERIES}:N", title=drawing.group)] if drawing.group else []
     tooltip.append(alt.Tooltip("x:N", title=drawing.x_axis))
     tooltip.append(alt.Tooltip("mean:Q", title=drawing.y_axis, format=".4g"))
     return tooltip

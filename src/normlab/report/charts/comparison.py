@@ -1,8 +1,12 @@
-"""Charts of a comparison: a test score with intervals, the dev score against the learning rate, and time."""
+"""Charts of a comparison: a test score with intervals, the dev score against the learning rate, and time.
+
+The series of these charts are recipes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -17,9 +21,9 @@ from normlab.report.charts.drawing import (
     layer,
     log_or_linear,
     outcome_shape,
-    recipe_colour,
-    recipe_dash,
-    recipe_name,
+    series_colour,
+    series_dash,
+    series_name,
 )
 from normlab.report.charts.theme import MANY
 
@@ -33,7 +37,11 @@ WIDE: Final = 3.0
 """If the worst dev loss is so many times the best, the axis of the losses is logarithmic."""
 
 REACH: Final = 50.0
-"""A dev loss so many times the best stands at the end of the axis instead of stretching it."""
+"""A dev loss more than so many times the best stands at the end of the axis instead of stretching it."""
+
+SPREAD: Final = 0.22
+"""Points of different recipes at one learning rate are spread over this share of the distance to the next
+rate, measured on a logarithmic axis: enough to tell them apart, and far less than to the next rate."""
 
 
 # ------------------------------------------------------------------------------------------- test scores
@@ -57,7 +65,7 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
     ticks = seeds.filter(pl.col("value").is_between(*ends))
     ticks = ticks.join(to_scale.select("recipe"), on="recipe", how="inner")
     off_scale = results.join(to_scale, on="recipe", how="anti")
-    colour = recipe_colour(recipes)
+    colour = series_colour(recipes)
     layers = _dots(to_scale, x, y, colour, metric)
     layers += _ticks(ticks, x, y, colour, metric)
     layers += _written(off_scale, y, metric)
@@ -87,7 +95,7 @@ def _dots(to_scale: pl.DataFrame, x: alt.X, y: alt.Y, colour: alt.Color, metric:
     """The mean of each recipe: a dot with its number, on a bar that is its interval."""
     shared: dict[str, Any] = {"y": y, "color": colour, "opacity": focused(1.0, 0.15)}
     digits = f".{metric.digits + 1}f"
-    tooltip = [recipe_name()]
+    tooltip = [series_name()]
     tooltip += [alt.Tooltip(f"{name}:Q", title=name, format=digits) for name in ("value", "low", "high")]
     tooltip.append(alt.Tooltip("note:N"))
     bar = {"strokeWidth": 3, "strokeCap": "round", "clip": True}
@@ -106,7 +114,7 @@ def _ticks(seeds: pl.DataFrame, x: alt.X, y: alt.Y, colour: alt.Color, metric: M
         "y": y,
         "color": colour,
         "opacity": focused(0.75, 0.1),
-        "tooltip": [recipe_name(), "seed:N", "outcome:N", score],
+        "tooltip": [series_name(), "seed:N", "outcome:N", score],
     }
     trained = pl.col("outcome").str.starts_with("trained")
     tick = {"thickness": 1.5, "size": 16, "orient": "vertical", "yOffset": 0}
@@ -147,33 +155,42 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     at that end.
     """
     title = f"dev {metric.title}, seed of the sweep"
-    trials, worst, scale, ticks = _on_scale(trials, metric)
-    width = min((b / a for a, b in pairwise(lrs)), default=2.0) ** 0.22  # far less than between two rates
+    vertical = _axis_of_sweep(trials, metric)
+    if not metric.higher_is_better:
+        # a loss beyond the axis becomes null: its line has a gap, and its mark stands at the end
+        on_axis = pl.col("dev") <= vertical.bad_end
+        trials = trials.with_columns(dev=pl.when(on_axis).then(pl.col("dev")).otherwise(None))
+    nearest_rates = min((b / a for a, b in pairwise(lrs)), default=2.0)
+    # on a logarithmic axis, a share of a distance is a power of a ratio
+    width = nearest_rates**SPREAD
     points = _beside_each_other(trials, recipes, width).with_columns(
-        drawn=pl.col("dev").fill_null(worst),
+        drawn=pl.col("dev").fill_null(vertical.bad_end),
         score=pl.when(pl.col("dev").is_null())
         .then(pl.lit("none to scale"))
         .otherwise(pl.col("dev").round(metric.digits).cast(pl.String)),
         rate=pl.col("lr").map_elements(lambda v: f"{v:g}", return_dtype=pl.String),
     )
-    ends = alt.Scale(type="log", domain=[min(lrs) / width**1.2, max(lrs) * width**1.2], nice=False)
+    margin = width**1.2  # the outermost points stand at width**0.5 beside their rates
+    ends = alt.Scale(type="log", domain=[min(lrs) / margin, max(lrs) * margin], nice=False)
     axis = alt.Axis(values=sorted(lrs), format="~e", grid=True, labelOverlap=False)
     shared = {
         "x": alt.X("at:Q", scale=ends, title="learning rate", axis=axis),
-        "color": recipe_colour(recipes),
+        "color": series_colour(recipes),
     }
     many = len(recipes) > MANY
     line = {"strokeWidth": 1 if many else 1.75, "invalid": "break-paths-show-domains"}
-    with_gaps = alt.Y("dev:Q", title=title, scale=scale, axis=ticks)
+    with_gaps = alt.Y("dev:Q", title=title, scale=vertical.scale, axis=vertical.ticks)
     layers = layer(
-        points, "line", line, **shared, y=with_gaps, strokeDash=recipe_dash(recipes), opacity=focused(0.9)
+        points, "line", line, **shared, y=with_gaps, strokeDash=series_dash(recipes), opacity=focused(0.9)
     )
-    y = alt.Y("drawn:Q", title=title, scale=scale, axis=ticks)
+    y = alt.Y("drawn:Q", title=title, scale=vertical.scale, axis=vertical.ticks)
     return finish(layers + _marks(points, {**shared, "y": y}, metric, size=0.3 if many else 1), 260)
 
 
 def _beside_each_other(trials: pl.DataFrame, recipes: Sequence[str], width: float) -> pl.DataFrame:
-    """Add the place ``at`` of each point on the axis of rates: the recipes share a factor of ``width``."""
+    """Add the place ``at`` of each point on the axis of rates: the recipes' points at one rate are evenly
+    spread around it, the last at ``width`` times the first.
+    """
     gaps = max(1, len(recipes) - 1)
     factors = {name: width ** (i / gaps - 0.5) for i, name in enumerate(recipes)}
     return trials.with_columns(
@@ -184,7 +201,7 @@ def _beside_each_other(trials: pl.DataFrame, recipes: Sequence[str], width: floa
 def _marks(points: pl.DataFrame, shared: dict[str, Any], metric: Metric, *, size: float) -> list[Any]:
     """A mark for each run, hollow if it did not train, and a ring round the chosen ones."""
     trained = (pl.col("outcome") == "trained") & pl.col("dev").is_not_null()
-    tooltip = [recipe_name(), alt.Tooltip("rate:N", title="learning rate")]
+    tooltip = [series_name(), alt.Tooltip("rate:N", title="learning rate")]
     tooltip += [alt.Tooltip("score:N", title=f"dev {metric.label}"), alt.Tooltip("outcome:N")]
     layers: list[Any] = []
     for filled, some in ((True, points.filter(trained)), (False, points.filter(~trained))):
@@ -197,22 +214,42 @@ def _marks(points: pl.DataFrame, shared: dict[str, Any], metric: Metric, *, size
     return layers + layer(chosen, "point", ring, **shared, opacity=focused(0.9), tooltip=tooltip)
 
 
-def _on_scale(trials: pl.DataFrame, metric: Metric) -> tuple[pl.DataFrame, float, Any, alt.Axis]:
-    """Return the trials, without scores that are out of reach, and the axis's bad end, scale and ticks."""
+@dataclass(frozen=True)
+class _SweepAxis:
+    """The vertical axis of the dev scores of a sweep."""
+
+    scale: Any
+    ticks: alt.Axis
+    bad_end: float
+    """The end of the axis where scores are worst, at which runs without a score stand."""
+
+
+def _axis_of_sweep(trials: pl.DataFrame, metric: Metric) -> _SweepAxis:
+    """Return the axis of the trials' scores; losses that are out of ``REACH`` lie beyond its bad end."""
     if metric.higher_is_better:
-        return trials, metric.bounded(0.0), alt.Undefined, alt.Axis(tickCount=5)
+        return _SweepAxis(alt.Undefined, alt.Axis(tickCount=5), bad_end=metric.bounded(0.0))
     losses: list[float] = trials["dev"].drop_nulls().to_list() or [1.0]
-    low = min(losses)
-    near = [loss for loss in losses if loss <= max(REACH * low, low)]
-    worst = max(near)
-    if worst > WIDE * low > 0:
-        scale, axis = log_or_linear(near, log=True)
-        worst = scale["domain"][1]
-    else:
-        worst += 0.1 * (worst - low)
-        scale = alt.Scale(domain=[low - 0.1 * (worst - low), worst], nice=False, zero=False)
-        axis = alt.Axis(tickCount=5)
-    return trials.with_columns(dev=pl.when(pl.col("dev") <= worst).then(pl.col("dev"))), worst, scale, axis
+    lowest = min(losses)
+    # many times a loss below 0 is less than the loss itself, which is always within reach
+    reach = max(REACH * lowest, lowest)
+    within_reach = [loss for loss in losses if loss <= reach]
+    highest = max(within_reach)
+    if lowest > 0 and highest > WIDE * lowest:
+        return _logarithmic(within_reach)
+    return _linear(lowest, highest)
+
+
+def _logarithmic(losses: list[float]) -> _SweepAxis:
+    scale, ticks = log_or_linear(losses, log=True)
+    return _SweepAxis(scale, ticks, bad_end=scale["domain"][1])
+
+
+def _linear(lowest: float, highest: float) -> _SweepAxis:
+    """An axis from a little below the lowest loss to a little above the highest."""
+    bad_end = highest + 0.1 * (highest - lowest)
+    foot = lowest - 0.1 * (bad_end - lowest)
+    scale = alt.Scale(domain=[foot, bad_end], nice=False, zero=False)
+    return _SweepAxis(scale, alt.Axis(tickCount=5), bad_end)
 
 
 # --------------------------------------------------------------------------------------------------- time
@@ -227,7 +264,7 @@ def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
     longest = max([float(minutes) for minutes in results["minutes"] if minutes], default=1.0)
     scale = alt.Scale(domain=[0, 1.04 * longest], nice=False)
     x = alt.X("minutes:Q", title="minutes", scale=scale, axis=alt.Axis(tickCount=5))
-    tooltip = [recipe_name(), alt.Tooltip("words:N", title="one run"), "note:N"]
+    tooltip = [series_name(), alt.Tooltip("words:N", title="one run"), "note:N"]
     bars = layer(
         results,
         "bar",
@@ -235,7 +272,7 @@ def time_bars(results: pl.DataFrame, recipes: Sequence[str]) -> Drawn:
         x=x,
         y=y,
         tooltip=tooltip,
-        color=recipe_colour(recipes),
+        color=series_colour(recipes),
         opacity=focused(0.9, 0.15),
     )
     label = {"align": "left", "dx": 1, "dy": -13, "style": "faint"}

@@ -1,8 +1,8 @@
 """The chart of curves over training steps, or over what the steps took.
 
-Frames of curves have one row per point: ``recipe``, ``run``, ``seed``, ``outcome``, ``step`` and the value.
-The mean and the band are over runs that trained. A run with another outcome is neither averaged in nor left
-out: it has a thin line of its own, with a mark where it ended.
+Frames of curves have one row per point: ``SERIES``, ``run``, ``seed``, ``outcome``, ``step`` and the value.
+The mean and the band are over the runs of a series that trained. A run with another outcome is neither
+averaged in nor left out: it has a thin line of its own, with a mark where it ended.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from normlab.report.charts.drawing import (
     level,
     log_or_linear,
     outcome_shape,
-    recipe_colour,
-    recipe_dash,
-    recipe_name,
+    series_colour,
+    series_dash,
+    series_name,
     spread,
 )
-from normlab.report.charts.theme import ENDED_EARLY, MANY, POINTS
+from normlab.report.charts.theme import ENDED_EARLY, MANY, POINTS, SERIES
 
 ASTRAY: Final = ("stuck", "diverged", IGNORES_SOURCE, "failed", ENDED_EARLY)
 """Outcomes that are drawn run by run instead of being averaged."""
@@ -62,14 +62,14 @@ class CurveAxis:
 
 @dataclass(frozen=True)
 class _Canvas:
-    """What all layers of a chart share: its recipes, axes and the upper end of the vertical one."""
+    """What all layers of a chart share: the names of its series, its axes, and the top of the picture."""
 
-    recipes: Sequence[str]
+    series: Sequence[str]
     axis: CurveAxis
     scale: alt.Scale
     ticks: alt.Axis
     top: float
-    """Infinite if nothing may leave the picture."""
+    """The upper end of the vertical axis, above which lines leave the picture; infinite if none may."""
 
     @property
     def x(self) -> alt.X:
@@ -83,15 +83,15 @@ class _Canvas:
         return alt.Y(column, type="quantitative", title=self.axis.title, scale=self.scale, axis=self.ticks)
 
 
-def curve(
+def mean_curves(
     frame: pl.DataFrame,
-    recipes: Sequence[str],
+    series: Sequence[str],
     axis: CurveAxis,
     *,
     entropy_nats: float | None = None,
     points: int = POINTS,
 ) -> Drawn:
-    """Draw the mean line and band of each recipe against the step, with the runs that did not train.
+    """Draw the mean line and band of each series against the step, with the runs that did not train.
 
     ``entropy_nats`` draws a horizontal line: the loss of a model that knows only token frequencies. The axis
     reaches down to it, although a stuck run never does. A linear axis ends a little above the highest value
@@ -101,9 +101,9 @@ def curve(
     drawable = frame.filter(has_place(axis.column, log=axis.log))
     astray = pl.col("outcome").is_in(ASTRAY)
     trained = spread(drawable.filter(~astray), axis.x, axis.column, points, extremes=axis.extremes)
-    by = ["recipe", "run", "seed", "outcome"]
+    by = [SERIES, "run", "seed", "outcome"]
     strays = downsample(drawable.filter(astray), axis.x, axis.column, by, points)
-    canvas = _Canvas(recipes, axis, *_scale(drawable, axis, entropy_nats))
+    canvas = _Canvas(series, axis, *_scale(drawable, axis, entropy_nats))
     layers = _means(trained, canvas) + _strays(strays, canvas)
     if entropy_nats is not None and not axis.log and entropy_nats <= canvas.top:
         layers += level(entropy_nats, "unigram entropy", "level:Q")
@@ -141,9 +141,9 @@ def _highest(drawable: pl.DataFrame, axis: CurveAxis) -> float:
 
 
 def _means(trained: pl.DataFrame, canvas: _Canvas) -> list[Any]:
-    """The mean of each recipe, and the band between its lowest and its highest run."""
-    recipes, many = canvas.recipes, len(canvas.recipes) > MANY
-    shared: dict[str, Any] = {"x": canvas.x, "color": recipe_colour(recipes)}
+    """The mean of each series, and the band between its lowest and its highest run."""
+    series, many = canvas.series, len(canvas.series) > MANY
+    shared: dict[str, Any] = {"x": canvas.x, "color": series_colour(series)}
     layers: list[Any] = []
     if trained.filter(pl.col("high") > pl.col("low")).height:
         if many:
@@ -152,32 +152,36 @@ def _means(trained: pl.DataFrame, canvas: _Canvas) -> list[Any]:
             opacity = focused(0.08 if canvas.axis.extremes else 0.16, 0.02, alone=0.3)
         style = {"clip": True, "strokeWidth": 0}
         layers += layer(trained, "area", style, **shared, y=canvas.y("low"), y2="high:Q", opacity=opacity)
-    few = trained.height <= FEW_POINTS * len(recipes)
+    few = trained.height <= FEW_POINTS * len(series)
     dots = alt.OverlayMarkDef(size=8 if many else 22) if few else False
     style = {"clip": True, "point": dots, "strokeWidth": 1 if many else 2}
-    dash, opacity = recipe_dash(recipes), focused(1.0)
+    dash, opacity = series_dash(series), focused(1.0)
     return layers + layer(
         trained, "line", style, **shared, y=canvas.y("mean"), strokeDash=dash, opacity=opacity
     )
 
 
 def _strays(strays: pl.DataFrame, canvas: _Canvas) -> list[Any]:
-    """A thin line for each run that did not train, up to where it leaves the picture, and a mark there."""
+    """A thin line for each run that did not train, and a mark where the line ends.
+
+    A line ends where its run leaves the picture for good, that is, before its second point above the top. A
+    single point above it is taken for a spike: the line leaves the picture there and comes back.
+    """
     x, top = canvas.axis.x, canvas.top
-    times_outside = (pl.col("mean") > top).cum_sum().over("run")
-    # with the first point outside, so that the line reaches the edge
-    inside = strays.filter(times_outside <= 1)
-    ends = inside.group_by("run", maintain_order=True).last()
+    points_above = (pl.col("mean") > top).cum_sum().over("run")  # so far, with this point
+    # the first point above the top is drawn, so that a line that leaves the picture reaches its edge
+    drawn = strays.filter(points_above <= 1)
+    ends = drawn.group_by("run", maintain_order=True).last()
     ends = ends.with_columns(mean=pl.min_horizontal("mean", pl.lit(top))).drop("low", "high")
-    path = inside.select("recipe", "run", x, "mean")
-    tooltip = [recipe_name(), "outcome:N", "seed:N", alt.Tooltip(f"{x}:Q", title=f"last {x} drawn")]
-    shared = {"x": canvas.x, "y": canvas.y("mean"), "color": recipe_colour(canvas.recipes)}
+    path = drawn.select(SERIES, "run", x, "mean")
+    tooltip = [series_name(), "outcome:N", "seed:N", alt.Tooltip(f"{x}:Q", title=f"last {x} drawn")]
+    shared = {"x": canvas.x, "y": canvas.y("mean"), "color": series_colour(canvas.series)}
     lines = layer(
         path,
         "line",
         {"clip": True, "strokeWidth": 1.25},
         **shared,
-        strokeDash=recipe_dash(canvas.recipes),
+        strokeDash=series_dash(canvas.series),
         detail="run:N",
         opacity=focused(0.8),
     )
@@ -194,11 +198,11 @@ def _strays(strays: pl.DataFrame, canvas: _Canvas) -> list[Any]:
 
 
 def _ruler(trained: pl.DataFrame, canvas: _Canvas) -> Any:
-    """Return a vertical line under the pointer; its tooltip lists every recipe's value at that step."""
+    """Return a vertical line under the pointer; its tooltip lists the value of every series at that step."""
     x = canvas.axis.x
-    by_recipe = trained.pivot("recipe", index=x, values="mean").sort(x)
-    present = [name for name in canvas.recipes if name in by_recipe.columns]
-    # fields of a tooltip may hold no dots and brackets, and names of recipes do
+    by_series = trained.pivot(SERIES, index=x, values="mean").sort(x)
+    present = [name for name in canvas.series if name in by_series.columns]
+    # fields of a tooltip may hold no dots and brackets, and names of series do
     fields = {name: f"v{i}" for i, name in enumerate(present)}
     near = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", fields=[x], empty=False)
     opacity = alt.when(near).then(alt.value(0.6)).otherwise(alt.value(0))
@@ -206,6 +210,6 @@ def _ruler(trained: pl.DataFrame, canvas: _Canvas) -> Any:
     for name, field in fields.items():
         tooltip.append(alt.Tooltip(f"{field}:Q", title=name, format=canvas.axis.number))
     (rule,) = layer(
-        by_recipe.rename(fields), "rule", {"style": "faint"}, x=canvas.x, opacity=opacity, tooltip=tooltip
+        by_series.rename(fields), "rule", {"style": "faint"}, x=canvas.x, opacity=opacity, tooltip=tooltip
     )
     return rule.add_params(near)

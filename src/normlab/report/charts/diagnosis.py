@@ -1,8 +1,8 @@
 """Charts of a diagnosis: the signals of a model from its input to its output.
 
 Frames have one row per point. ``depth`` is the layer, counted from 0 as in the paths of modules; a layer's
-sublayers stand between it and the next. ``recipe`` is the role of a sublayer: points are coloured and picked
-out by role, as by recipe on other pages.
+sublayers stand between it and the next. A series (``SERIES``) is a role of sublayers, and in ``growth`` a
+kind of change.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from normlab.report.charts.drawing import (
     has_place,
     layer,
     log_or_linear,
-    recipe_colour,
+    series_colour,
 )
+from normlab.report.charts.theme import SERIES
 
 HEIGHT: Final = 220
 CELLS: Final = 60
@@ -37,7 +38,7 @@ DASHES: Final = {"log N": (2, 3), "N": (7, 4), "a power of N": (1, 0)}
 def by_depth(frame: pl.DataFrame, chart: ByDepth, roles: Sequence[str], ends: Sequence[float]) -> Drawn:
     """Draw a quantity at every sublayer: a point each, coloured by role, and a line through their means.
 
-    ``frame``: ``depth``, ``recipe``, ``module`` and the column ``chart.y``; if there are any, also
+    ``frame``: ``depth``, ``SERIES``, ``module`` and the column ``chart.y``; if there are any, also
     ``theory``, ``theory_low`` and ``theory_high``, drawn as a dashed line or bars. A log axis leaves out what
     is not positive. ``ends`` of the vertical axis are given so that stacks can be compared.
     """
@@ -55,14 +56,14 @@ def by_depth(frame: pl.DataFrame, chart: ByDepth, roles: Sequence[str], ends: Se
     def y(column: str, **more: Any) -> alt.Y:
         return alt.Y(column, type="quantitative", title=chart.axis, scale=scale, **more)
 
-    tooltip = [alt.Tooltip(name) for name in ("module:N", "recipe:N")]
+    tooltip = [alt.Tooltip(name) for name in ("module:N", f"{SERIES}:N")]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".3g") for name in names]
-    by_role: dict[str, Any] = {"detail": "recipe:N"} if chart.by_role else {}
+    by_role: dict[str, Any] = {"detail": f"{SERIES}:N"} if chart.by_role else {}
     bar = {"opacity": 0.35, "strokeWidth": 4, "style": "faint", "clip": True}
     line = {"strokeWidth": 1, "style": "faint", "opacity": 0.7, "clip": True}
     dashed = {"strokeDash": [5, 4], "strokeWidth": 1.5, "style": "ink", "clip": True}
     dots = {"size": 42 if len(points) < 120 else 20, "clip": True, "opacity": 1}
-    picked = {"color": recipe_colour(roles), "opacity": focused(0.95, 0.08)}
+    picked = {"color": series_colour(roles), "opacity": focused(0.95, 0.08)}
     layers = layer(bounds, "rule", bar, x=x, y=y("theory_low"), y2="theory_high:Q")
     layers += layer(points, "line", line, x=x, y=y(chart.y, aggregate="mean", axis=axis), **by_role)
     layers += layer(theory, "line", dashed, x=x, y=y("theory"), **by_role)
@@ -123,7 +124,7 @@ def _grouped(frame: pl.DataFrame, size: int) -> pl.DataFrame:
 def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
     """Draw the output change at every depth, a point per seed, and the laws that were fitted to it.
 
-    ``changes``: ``depth``, ``change``, ``recipe`` (what was changed), ``seed``; ``fits``: ``recipe``,
+    ``changes``: ``depth``, ``change``, ``SERIES`` (what was changed), ``seed``; ``fits``: ``SERIES``,
     ``law``, ``depth``, ``value``. Both axes are logarithmic: a power of N is a straight line.
     """
     points = changes.filter(has_place("change", log=True))
@@ -134,13 +135,13 @@ def growth(changes: pl.DataFrame, fits: pl.DataFrame) -> Drawn:
     def y(column: str, **more: Any) -> alt.Y:
         return alt.Y(column, type="quantitative", title="mean square change", scale=scale, **more)
 
-    colours = alt.Scale(domain=list(dict.fromkeys(points["recipe"].to_list())), range="category")
+    colours = alt.Scale(domain=list(dict.fromkeys(points[SERIES].to_list())), range="category")
     legend = alt.Legend(orient="top", direction="vertical", symbolType="circle", labelLimit=400)
     shared: dict[str, Any] = {
         "x": _sublayers(int(_largest(points["depth"]))),
-        "color": alt.Color("recipe:N", scale=colours, title=None, legend=legend),
+        "color": alt.Color(f"{SERIES}:N", scale=colours, title=None, legend=legend),
     }
-    tooltip = [alt.Tooltip("recipe:N", title="changed"), alt.Tooltip("depth:Q")]
+    tooltip = [alt.Tooltip(f"{SERIES}:N", title="changed"), alt.Tooltip("depth:Q")]
     measured = [*tooltip, alt.Tooltip("change:Q", format=".3g"), alt.Tooltip("seed:Q")]
     dots = {"size": 30, "opacity": 0.7, "clip": True}
     layers = layer(points, "circle", dots, **shared, y=y("change", axis=axis), tooltip=measured)

@@ -1,4 +1,6 @@
-"""What all charts are drawn with: layers, axes, the highlighting of a recipe, and the thinning of lines.
+"""What all charts are drawn with: layers, axes, the highlighting of a series, and the thinning of lines.
+
+What a series is, ``SERIES`` says in ``theme.py``.
 
 These modules need the extra ``charts``; ``normlab.report.charts.installed`` says whether it is there.
 """
@@ -15,7 +17,7 @@ import polars as pl
 import polars.selectors as cs
 
 from normlab.base.io import NOT_FINITE
-from normlab.report.charts.theme import OUTCOMES, POINTS, dash
+from normlab.report.charts.theme import OUTCOMES, POINTS, SERIES, dash
 
 Drawn = alt.LayerChart | alt.FacetChart
 """What a figure returns; ``.save("x.svg")``, ``.png`` or ``.pdf`` needs no browser."""
@@ -39,21 +41,21 @@ def _numbers(values: list[Any]) -> pl.Series:
     return pl.Series([None if value is None else float(value) for value in values], strict=False)
 
 
-def recipe_name() -> alt.Tooltip:
-    """Return the line of a tooltip that names the recipe, or what else is compared."""
-    return alt.Tooltip("recipe:N", title="name")
+def series_name() -> alt.Tooltip:
+    """Return the line of a tooltip that names the series."""
+    return alt.Tooltip(f"{SERIES}:N", title="name")
 
 
-def recipe_colour(recipes: Sequence[str]) -> alt.Color:
-    """Return the colour of each recipe, in the comparison's order."""
-    scale = alt.Scale(domain=list(recipes), range="category")
-    return alt.Color(field="recipe", type="nominal", scale=scale, title=None)
+def series_colour(names: Sequence[str]) -> alt.Color:
+    """Return the colour of each series; ``names`` are those of all series, in the order of the legend."""
+    scale = alt.Scale(domain=list(names), range="category")
+    return alt.Color(field=SERIES, type="nominal", scale=scale, title=None)
 
 
-def recipe_dash(recipes: Sequence[str]) -> alt.StrokeDash:
-    """Return the dash of each recipe, in the comparison's order."""
-    scale = alt.Scale(domain=list(recipes), range=[list(dash(i)) for i in range(len(recipes))])
-    return alt.StrokeDash(field="recipe", type="nominal", scale=scale, title=None)
+def series_dash(names: Sequence[str]) -> alt.StrokeDash:
+    """Return the dash of each series; ``names`` are those of all series, in the order of the legend."""
+    scale = alt.Scale(domain=list(names), range=[list(dash(i)) for i in range(len(names))])
+    return alt.StrokeDash(field=SERIES, type="nominal", scale=scale, title=None)
 
 
 def outcome_shape() -> alt.Shape:
@@ -90,7 +92,7 @@ def finish(layers: Sequence[Any], height: int) -> Drawn:
     """Return the layers as one chart, as wide as its container, ``height`` px high; without layers, a chart
     that says so.
 
-    Its signal ``focus`` holds the name of the recipe to highlight, or "" for none.
+    Its signal ``focus`` holds the name of the series to highlight, or "" for none.
     """
     focus = alt.VariableParameter(name="focus", value="")
     layers = layers or layer({}, "text", {"text": "no finite value", "style": "faint"})
@@ -102,11 +104,10 @@ def finish(layers: Sequence[Any], height: int) -> Drawn:
 
 
 def focused(full: float, dimmed: float = 0.07, *, alone: float | None = None) -> Any:
-    """Return the opacity: ``full`` if no recipe is in focus; else ``alone`` for it, ``dimmed`` for others.
-
-    ``alone`` is ``full`` unless it is given.
+    """Return the opacity of a mark: ``full`` while no series is in focus. While one is, its marks have the
+    opacity ``alone`` (``full`` unless it is given), and those of the others ``dimmed``.
     """
-    picked = alt.when("focus == ''").then(alt.value(full)).when("datum.recipe == focus")
+    picked = alt.when("focus == ''").then(alt.value(full)).when(f"datum.{SERIES} == focus")
     return picked.then(alt.value(full if alone is None else alone)).otherwise(alt.value(dimmed))
 
 
@@ -194,16 +195,16 @@ def downsample(
 def spread(
     frame: pl.DataFrame, x: str, y: str, points: int = POINTS, *, extremes: bool = False
 ) -> pl.DataFrame:
-    """Return the mean of ``y`` over runs and the band between the lowest and the highest run, by recipe.
+    """Return the mean of ``y`` over the runs of each series, and the band from the lowest run to the highest.
 
     Each run is first reduced to ``points`` bins. The band reaches from the lowest to the highest of the runs'
     bin means, or with ``extremes``, for curves whose spikes matter, of their single values. Columns
-    ``recipe``, ``x``, ``mean``, ``low``, ``high``, ``runs`` (how many runs reached this far).
+    ``SERIES``, ``x``, ``mean``, ``low``, ``high``, ``runs`` (how many runs reached this far).
     """
-    by_run = downsample(frame, x, y, ["recipe", "run"], points)
+    by_run = downsample(frame, x, y, [SERIES, "run"], points)
     low, high = ("low", "high") if extremes else ("mean", "mean")
     return (
-        by_run.group_by("recipe", x)
+        by_run.group_by(SERIES, x)
         .agg(mean=pl.col("mean").mean(), low=pl.col(low).min(), high=pl.col(high).max(), runs=pl.len())
-        .sort("recipe", x)
+        .sort(SERIES, x)
     )

@@ -9,7 +9,8 @@ from typing import Any, Final
 import altair as alt
 import polars as pl
 
-from normlab.report.charts.drawing import Drawn, finish, layer, log_or_linear, recipe_colour
+from normlab.report.charts.drawing import Drawn, finish, layer, log_or_linear, series_colour
+from normlab.report.charts.theme import SERIES
 
 ROW: Final = 32
 """Pixels of an effect: its name, and below it the interval."""
@@ -33,7 +34,7 @@ def forest(rows: Sequence[Mapping[str, Any]], title: str, equal: float, *, ratio
     table = pl.DataFrame(
         {
             "effect": [row["effect"] for row in rows],
-            "recipe": [row["reading"] for row in rows],
+            SERIES: [row["reading"] for row in rows],
             **{end: [float(row[end]) for row in rows] for end in ("value", "low", "high")},
         }
     )
@@ -42,7 +43,7 @@ def forest(rows: Sequence[Mapping[str, Any]], title: str, equal: float, *, ratio
     ends = [equal, *table["low"], *table["high"]]
     scale, axis = log_or_linear(ends, log=True) if ratios else _of_differences(ends)
     x = alt.X(field="value", type="quantitative", title=title, scale=scale, axis=axis)
-    colour = recipe_colour(READINGS)
+    colour = series_colour(READINGS)
     none = layer({"value": equal}, "rule", {"style": "faint", "strokeDash": [2, 3]}, x=x)
     low = alt.X(field="low", type="quantitative", title=title)
     bar = {"strokeWidth": 2, "yOffset": INTERVAL, "clip": True}

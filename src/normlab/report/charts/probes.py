@@ -15,7 +15,7 @@ POINTS_A_CHART: Final = 12_000
 HEIGHT: Final = 240
 
 
-def curves_by_depth(frame: pl.DataFrame, title: str, *, log: bool = True) -> Drawn:
+def probe_by_step(frame: pl.DataFrame, title: str, *, log: bool = True) -> Drawn:
     """Draw a line of ``value`` over ``step`` per ``module``, shaded by ``depth`` from 0, dark if alone.
 
     A line has at most 400 points, each the mean of a bin. Values that are not finite are left out, and on a

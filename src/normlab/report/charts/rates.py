@@ -17,10 +17,11 @@ from normlab.report.charts.drawing import (
     layer,
     level,
     log_or_linear,
-    recipe_colour,
-    recipe_dash,
-    recipe_name,
+    series_colour,
+    series_dash,
+    series_name,
 )
+from normlab.report.charts.theme import SERIES
 
 HEIGHT: Final = 260
 HIGHER: Final = 320
@@ -29,8 +30,15 @@ CROSS: Final[dict[str, Any]] = {"shape": "cross", "angle": 45, "size": 60}
 BEST: Final[dict[str, Any]] = {"shape": "diamond", "filled": True, "size": 140}
 INTERVAL: Final[dict[str, Any]] = {"strokeWidth": 4, "strokeCap": "round"}
 """The best rate, and its interval."""
-EDGE: Final = 0.08
-"""The share of the losses' range that stays free at the ends of their axis, and between the marks there."""
+GAP: Final = 0.08
+"""The axis of losses reaches beyond them by gaps of this share of their range. Upwards from the foot:
+
+- one gap below the lowest loss,
+- the losses to scale, up to the highest,
+- one gap above that: losses too high to be drawn to scale; in a chart of one model also the crosses of trials
+  that ended early,
+- from two gaps above it on, in a chart of several sizes: a row of such crosses for each size, a gap apart.
+"""
 
 
 def loss_by_rate(
@@ -45,10 +53,10 @@ def loss_by_rate(
         return finish([], HEIGHT)
     complete = trials.filter(pl.col("loss").is_finite())
     losses = [loss for loss in (reference, *complete["loss"].to_list()) if isfinite(loss)] or [0.0]
-    low, top = min(losses), max(losses)
-    edge = max(top - low, 1e-9) * EDGE
+    lowest, highest = min(losses), max(losses)
+    gap = _gap(lowest, highest)
     x = _rate_axis([*trials["rate"].to_list(), today], "learning rate")
-    y = _loss_axis(low - edge, top + 2 * edge)
+    y = _loss_axis(lowest - gap, highest + 2 * gap)
     layers: list[Any] = []
     if usable is not None:
         band = {"rate": usable[0], "end": usable[1]}
@@ -60,7 +68,7 @@ def loss_by_rate(
     dots = alt.OverlayMarkDef(size=50, filled=True)
     tooltip = [rate, loss, "ended:N"]
     layers += layer(complete, "line", {"point": dots}, x=x("rate"), y=y("loss"), tooltip=tooltip)
-    early = trials.filter(pl.col("ended") != "").with_columns(loss=pl.col("loss").fill_null(top + edge))
+    early = trials.filter(pl.col("ended") != "").with_columns(loss=pl.col("loss").fill_null(highest + gap))
     cross = {"style": "alarm", **CROSS}
     layers += layer(early, "point", cross, x=x("rate"), y=y("loss"), tooltip=[rate, "ended:N"])
     return finish(layers, HEIGHT)
@@ -76,27 +84,29 @@ def loss_by_rate_and_size(
     reference: float,
     title: str,
 ) -> Drawn:
-    """Draw ``loss`` against ``rate`` for every size, a ``recipe`` among ``names``, and mark its best rate.
+    """Draw ``loss`` against ``rate`` for every size, a series among ``names``, and mark its best rate.
 
-    ``trials`` has ``recipe``, ``rate``, ``loss`` (null: no seed ended), ``low``, ``high``, ``seeds``,
-    ``shared`` (whether all seeds ended) and ``ended`` (why one did not). ``fits``: ``recipe``, ``rate``,
-    ``loss`` of the fitted curve. ``best``: ``recipe``, ``rate``, ``low``, ``high`` and the ``loss`` there.
-    Dots are means over seeds with their range, hollow if some seeds are missing. A seed that ended early is a
-    cross at the top, where each size has a row; a loss above ``reference`` is drawn at the upper edge.
+    ``trials`` has ``SERIES``, ``rate``, ``loss`` (null: no seed reached the end), ``low``, ``high``,
+    ``seeds``, ``shared`` (whether all seeds did) and ``ended`` (why one did not). ``fits``: ``SERIES``,
+    ``rate``, ``loss`` of the fitted curve. ``best``: ``SERIES``, ``rate``, ``low``, ``high`` and the ``loss``
+    there.
+    Dots are means over seeds with their range, hollow if some seeds are missing. Losses above ``reference``
+    are not drawn to scale, and seeds that ended early are crosses; ``GAP`` says where both stand.
     """
     known = trials.filter(pl.col("loss").is_not_null())
     early = trials.filter(pl.col("ended") != "")
-    low, top = _ends_of_losses(known, fits, reference)
-    edge = max(top - low, 1e-9) * EDGE
-    known = known.with_columns(at=pl.min_horizontal("loss", pl.lit(top + edge)))
-    rows = {name: top + (2 + i) * edge for i, name in enumerate(names)}
-    early = early.with_columns(at=pl.col("recipe").replace_strict(rows, return_dtype=pl.Float64))
+    lowest, highest = _ends_of_losses(known, fits, reference)
+    gap = _gap(lowest, highest)
+    known = known.with_columns(at=pl.min_horizontal("loss", pl.lit(highest + gap)))
+    row_of_crosses = {name: highest + (2 + i) * gap for i, name in enumerate(names)}
+    early = early.with_columns(at=pl.col(SERIES).replace_strict(row_of_crosses, return_dtype=pl.Float64))
     x = _rate_axis([*trials["rate"].to_list(), today], title)
-    y = _loss_axis(low - edge, top + (2 + len(rows)) * edge if len(early) else top + 2 * edge)
-    shared: dict[str, Any] = {"color": recipe_colour(names), "opacity": focused(1.0, 0.1)}
+    rows = len(row_of_crosses) if len(early) else 0
+    y = _loss_axis(lowest - gap, highest + (2 + rows) * gap)
+    shared: dict[str, Any] = {"color": series_colour(names), "opacity": focused(1.0, 0.1)}
     layers = _today(today, x, 12)
     layers += _losses(known, fits, names, x, y, shared)
-    tooltip = [recipe_name(), alt.Tooltip("rate:Q", format=".2~e")]
+    tooltip = [series_name(), alt.Tooltip("rate:Q", format=".2~e")]
     ends = [alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("low", "high")]
     layers += layer(best, "rule", INTERVAL, **shared, x=x("low"), x2="high:Q", y=y("loss"))
     layers += layer(best, "point", BEST, **shared, x=x("rate"), y=y("loss"), tooltip=[*tooltip, *ends])
@@ -104,12 +114,21 @@ def loss_by_rate_and_size(
     return finish(layers, HIGHER)
 
 
+def _gap(lowest: float, highest: float) -> float:
+    """``GAP`` of the range of losses; above 0 even where all losses are the same."""
+    return max(highest - lowest, 1e-9) * GAP
+
+
 def _ends_of_losses(known: pl.DataFrame, fits: pl.DataFrame, reference: float) -> tuple[float, float]:
-    """The lowest loss, and the highest; but no more than ``reference`` if anything has learnt more."""
+    """The lowest loss and the highest that are drawn to scale; if any model has learnt something, its loss is
+    below ``reference``, and those above that are not.
+    """
     highs = known["high"].to_list() or [reference]
     lows = known["low"].to_list() or highs
-    low, high = min([*lows, *fits["loss"].to_list()]), max(highs)
-    return low, min(high, reference) if low < reference else high
+    lowest, highest = min([*lows, *fits["loss"].to_list()]), max(highs)
+    if lowest < reference:
+        highest = min(highest, reference)
+    return lowest, highest
 
 
 def _losses(
@@ -121,14 +140,14 @@ def _losses(
     shared: Mapping[str, Any],
 ) -> list[Any]:
     """Means over seeds with their range, joined by a faint line, and the fitted curve of each size."""
-    dash = recipe_dash(names)
+    dash = series_dash(names)
     thin, wide = {"clip": True, "strokeWidth": 1}, {"clip": True, "strokeWidth": 2}
     at_all_seeds, at_some = known.filter(pl.col("shared")), known.filter(~pl.col("shared"))
     faint = {**shared, "opacity": focused(0.45, 0.05)}
     layers = layer(at_all_seeds, "line", thin, **faint, x=x("rate"), y=y("at"), strokeDash=dash)
     layers += layer(fits, "line", wide, **shared, x=x("rate"), y=y("loss"), strokeDash=dash)
     layers += layer(known, "rule", thin, **shared, x=x("rate"), y=y("low"), y2="high:Q")
-    tooltip = [recipe_name(), alt.Tooltip("rate:Q", format=".2~e")]
+    tooltip = [series_name(), alt.Tooltip("rate:Q", format=".2~e")]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("loss", "low", "high", "seeds")]
     for filled, some in ((True, at_all_seeds), (False, at_some)):
         dot = {"filled": filled, "size": 36}
@@ -141,8 +160,8 @@ def best_by_size(
 ) -> Drawn:
     """Draw the best ``rate`` of each ``size`` with its interval, and the line through them with its own.
 
-    ``best``: ``recipe`` among ``names``, ``size``, ``rate``, ``low``, ``high``; ``line``: the same without
-    ``recipe``, at each size and at ``target``, whose rate is marked. Both axes are logarithmic.
+    ``best``: ``SERIES`` among ``names``, ``size``, ``rate``, ``low``, ``high``; ``line``: the same without
+    ``SERIES``, at each size and at ``target``, whose rate is marked. Both axes are logarithmic.
     """
     columns = ("rate", "low", "high")
     rates = [value for table in (best, line) for name in columns for value in table[name].to_list()]
@@ -157,7 +176,7 @@ def best_by_size(
     dashed = {"strokeDash": [6, 4], "strokeWidth": 1.5, "style": "ink"}
     layers = layer(line, "area", band, x=x, y=y("low"), y2="high:Q")
     layers += layer(line, "line", dashed, x=x, y=y("rate"))
-    picked: dict[str, Any] = {"color": recipe_colour(names), "opacity": focused(1.0, 0.15)}
+    picked: dict[str, Any] = {"color": series_colour(names), "opacity": focused(1.0, 0.15)}
     layers += layer(best, "rule", INTERVAL, **picked, x=x, y=y("low"), y2="high:Q")
     layers += layer(best, "point", BEST, **picked, x=x, y=y("rate"), tooltip=tooltip)
     at_target = line.filter(pl.col("size").eq_missing(target))

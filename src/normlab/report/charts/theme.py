@@ -19,8 +19,14 @@ PALETTE: Final[dict[Mode, tuple[str, ...]]] = {
 """Eight colours for each mode, found by search: at least 0.08 apart from each other in OKLab in normal sight,
 protanopia and deuteranopia (Machado et al. 2009), with a contrast of 3:1 or more to the background."""
 
+SERIES: Final = "recipe"
+"""The column that says which series a point belongs to. A series is what has a colour of its own, the same
+in all charts of a page, and can be picked out in the page's legend: a recipe on the page of a comparison,
+elsewhere a learning rate, a size, the role of a sublayer, a side of a run, or what an effect says of its
+finding. The column is called after the first of these; the CSV files of charts have it as a heading."""
+
 MANY: Final = 8
-"""With more recipes than this, lines are thinner, and only the recipe in focus has a band."""
+"""With more series than this, lines are thinner, and only the series in focus has a band."""
 
 POINTS: Final = 400
 """Points that a line may have in a chart; the full table is a CSV file beside the page."""
@@ -49,12 +55,12 @@ OUTCOMES: Final[dict[str, str]] = {
 
 
 def colour(index: int, mode: Mode = "light") -> str:
-    """Return the hex colour of the recipe at ``index``; after eight, colours repeat with other dashes."""
+    """Return the hex colour of the series at ``index``; after eight, colours repeat with other dashes."""
     return PALETTE[mode][index % len(PALETTE[mode])]
 
 
 def dash(index: int) -> tuple[int, ...]:
-    """Return the dash pattern (drawn, left out, ... in px) of the recipe at ``index``."""
+    """Return the dash pattern (drawn, left out, ... in px) of the series at ``index``."""
     turn = index // len(PALETTE["light"])
     return DASHES[(index + turn) % len(DASHES)]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from normlab.report.results.plain import fields_of
 
 
 @dataclass(frozen=True)
-class Ends:
+class Estimate:
     """A value with its 95% interval; None where that is not known."""
 
     value: float | None
@@ -18,8 +18,8 @@ class Ends:
     high: float | None
 
     @classmethod
-    def of(cls, ends: Mapping[str, Any]) -> Self:
-        return cls(**fields_of(cls, ends))
+    def of(cls, estimate: Mapping[str, Any]) -> Self:
+        return cls(**fields_of(cls, estimate))
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class RateResult:
     multiple: float
     """The rate as a multiple of the setup's own at that size."""
     loss: float | None
-    """The mean over all seeds; None if one has no end."""
+    """The mean over all seeds; None if the trial of one did not reach its end."""
     losses: Mapping[str, float | None]
-    """By seed."""
+    """By seed; None if its trial did not reach its end."""
     stopped: str
     """Why one ended early; empty if none did."""
 
     @property
     def known(self) -> list[float]:
-        """The losses of the seeds that have an end."""
+        """The losses of the seeds whose trials reached their end."""
         return [loss for loss in self.losses.values() if loss is not None]
 
 
@@ -55,12 +55,12 @@ class FittedPoint:
 class BestRate:
     """A best rate, and the same as a multiple of the setup's own at that size."""
 
-    rate: Ends
-    multiple: Ends
+    rate: Estimate
+    multiple: Estimate
 
     @classmethod
     def of(cls, best: Mapping[str, Any]) -> Self:
-        return cls(Ends.of(best), Ends.of(best["multiple"]))
+        return cls(Estimate.of(best), Estimate.of(best["multiple"]))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class SizeResult:
     def of(cls, size: Mapping[str, Any]) -> Self:
         return cls(
             size=size["size"],
-            best=BestRate(Ends.of(size["optimum"]), Ends.of(size["multiple"])),
+            best=BestRate(Estimate.of(size["optimum"]), Estimate.of(size["multiple"])),
             why=size["optimum"]["why"],
             rates=[RateResult(**fields_of(RateResult, trial)) for trial in size["rates"]],
             curve=[FittedPoint(**fields_of(FittedPoint, point)) for point in size["curve"]],
@@ -98,7 +98,7 @@ class SweepResult:
     sizes: Sequence[SizeResult]
     line: Mapping[int, BestRate]
     """The line through the best rates, by size; empty if there is none."""
-    slope: Ends | None
+    slope: Estimate | None
     """The factor of the best rate with each doubling of the size."""
     at_target: BestRate | None
     """The rate on the line at the size for which one is wanted."""
@@ -110,7 +110,7 @@ class SweepResult:
             verdict=sweep["verdict"],
             sizes=[SizeResult.of(size) for size in sweep["sizes"]],
             line={point["size"]: BestRate.of(point) for point in sweep["line"]},
-            slope=Ends.of(sweep["slope"]) if sweep["slope"] else None,
+            slope=Estimate.of(sweep["slope"]) if sweep["slope"] else None,
             at_target=BestRate.of(sweep["at_target"]) if sweep["at_target"] else None,
         )
 
@@ -134,9 +134,12 @@ class CoordinateRow:
     parameter: str
     path: str
     """A module of the largest model that has it."""
+    is_fault: bool = False
+    """Whether it is the first row that is wrong."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
+        # where the key is missing, one exponent alone is right; where it is null, all below that are
         return cls(**{"expected_low": row["expected"], **fields_of(cls, row)})
 
 
@@ -150,7 +153,7 @@ class CoordinateCheck:
     parametrisation: str
     rows: Sequence[CoordinateRow]
     fault: CoordinateRow | None
-    """The first row that is wrong, with its path as its module."""
+    """The first row that is wrong; its module is the row's ``path``."""
     sentence: str
     notes: Sequence[str]
 
@@ -158,8 +161,13 @@ class CoordinateCheck:
     def of(cls, check: Mapping[str, Any]) -> Self:
         values = fields_of(cls, check)
         values["seeds"], values["notes"] = tuple(check["seeds"]), tuple(check["notes"])
-        values["rows"] = [CoordinateRow.of(row) for row in check["rows"]]
-        values["fault"] = CoordinateRow.of(check["fault"]) if check["fault"] else None
+        fault = CoordinateRow.of(check["fault"]) if check["fault"] else None
+        rows = []
+        for plain_row in check["rows"]:
+            row = CoordinateRow.of(plain_row)
+            # a row names modules of every size ("h.*.mlp"), and the fault one of them by its path ("h.3.mlp")
+            rows.append(replace(row, is_fault=replace(row, module=row.path) == fault))
+        values["fault"], values["rows"] = fault, rows
         return cls(**values)
 
 
