@@ -21,7 +21,8 @@ from nasty.base import CASES, Batch, Case
 from normlab.diagnosis import diagnose, read_structure
 from normlab.errors import UserError
 from normlab.trace.kept import put_back
-from normlab.trace.restore import in_mode, random_states, same_random_state
+from normlab.trace.patching import in_mode
+from normlab.trace.restore import random_states, same_random_state
 
 # ----------------------------------------------------------------------------------------------- what is same
 

@@ -14,24 +14,15 @@ from torch import Tensor
 from normlab.base.units import count
 from normlab.checks.property import AT_REST, BACKWARD, Answers, fail, needs, note, property_of
 from normlab.errors import UserError
+from normlab.private_torch import viewed
 from normlab.trace.autograd import nodes_behind
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import block_of, siblings
 from normlab.trace.facts.twins import with_earlier_self
 from normlab.trace.facts.wiring import MULTIPLIED
-from normlab.trace.gradients import (
-    DIVERGENCE,
-    HARMLESS,
-    Along,
-    Found,
-    asleep,
-    constant_terms,
-    cuts_between,
-    hole,
-    lost_results,
-    silent_parameters,
-    trained_by_others,
-)
+from normlab.trace.finite_differences import Along
+from normlab.trace.gradients import HARMLESS, Found, asleep, hole, silent_parameters, trained_by_others
+from normlab.trace.loss_terms import DIVERGENCE, constant_terms, cuts_between, lost_results
 from normlab.trace.reach import is_installed
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.surrogates import beyond_surrogates
@@ -271,7 +262,7 @@ def _parts(step: StepUnderTest, found: Found) -> Answers:
     facts = step.facts
     lengths = {n for pair in facts.streams.values() for x in pair if x is not None for n in x.shape[:-1]}
     calls, own = step.exact.functions(*MULTIPLIED), dict(step.exact.model.named_parameters())
-    whole = {id(a._base if a._is_view() else a) for c in calls for a in c.args if isinstance(a, Tensor)}
+    whole = {id(viewed(a)) for c in calls for a in c.args if isinstance(a, Tensor)}
     with suppress(Unknown):  # a table of positions may be longer, and is read from either end
         lengths.add(facts.tokens.ids.shape[1])
         lengths.add(int(facts.padding.real.any(0).nonzero().max()) + 1)

@@ -19,11 +19,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from normlab.private_torch import is_functorch_wrapped, is_traceable_wrapper_subclass
 from normlab.setups.setup import Loss
 from normlab.trace.autograd import Weights
 from normlab.trace.budget import require_time
@@ -262,7 +261,7 @@ class _Reads(TorchFunctionMode):
 def _marks_of(x: Tensor) -> Iterator[Any]:
     """Yield what a tensor is known by: itself, and its storage, if it has one, which its views have too."""
     yield id(x)
-    is_wrapper = is_traceable_wrapper_subclass(x) or is_functorch_wrapped_tensor(x)
+    is_wrapper = is_traceable_wrapper_subclass(x) or is_functorch_wrapped(x)
     if x.layout is torch.strided and not x.is_meta and not is_wrapper:
         storage = x.untyped_storage()
         if storage.nbytes():

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
+from normlab.private_torch import forget_unscaled, is_in_backward, table_of_buffers, version_of
 from normlab.setups.setup import Loss, StepFunction
 from normlab.trace.autograd import Weights
 from normlab.trace.budget import begin_pass
@@ -24,6 +24,7 @@ from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.functions import Functions
 from normlab.trace.lookups import lookups_in_range
+from normlab.trace.patching import Clip, replace, replace_clipping, replace_step, run_closure, same_modes
 from normlab.trace.restore import generators_of_copies, same, same_globals, same_random_state
 from normlab.trace.tensors import Side, copied_batch, eager, forward_hooks, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
@@ -118,10 +119,9 @@ class DryRun:
         begin_pass()
         seen = ObservedStep(self.own(batch))
         with ExitStack() as stack:
-            mode, buffers = Functions(exact=self.exact, dropout=False), list[Any]()
-            for module in self.model.modules():
-                buffers.append(module._buffers)
-                stack.callback(setattr, module, "training", module.training)
+            stack.enter_context(same_modes(self.model))
+            mode = Functions(exact=self.exact, dropout=False)
+            buffers = [table_of_buffers(module) for module in self.model.modules()]
             drawn_from = generators_of_copies(self.model, *self.optimizers, self.scheduler)
             chance = same_random_state(seed, drawn_from)
             guards = (same_globals(), same(buffers, parameters=False), eager(), chance)
@@ -208,39 +208,34 @@ class DryRun:
             stack.callback(grown.remove)
 
     def _watch_calls(self, seen: ObservedStep, stack: ExitStack, rates: Sequence[float] | None) -> None:
-        def replace(owner: Any, name: str, new: Callable[..., Any]) -> None:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, new)
-
-        def scheduled(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            seen.calls.append("scheduler")
-            return own(*args, **kwargs)
-
-        def clipped(own: Callable[..., Any], parameters: Any, *args: Any) -> None:
-            held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            own(held, *args)
-            seen.clips.append((frozenset(map(id, held)), _norm_of(held)))
-            seen.fresh -= {*map(id, held)}
-
-        def stepped(own: Callable[..., Any], i: int, *args: Any, **kwargs: Any) -> Any:
-            closure = args[0] if args else kwargs.get("closure")
-            if rates is None and callable(closure):
-                with torch.enable_grad():
-                    closure()
-            if i not in seen.calls:
-                self._look(seen, self.optimizers[i])
-            seen.calls.append(i)
-            for group, rate in zip(groups_of(self.optimizers), rates or (), strict=bool(rates)):
-                group["lr"] = rate
-            return own(*args, **kwargs) if rates is not None else None
-
-        for i, optimizer in enumerate(self.optimizers):
-            replace(optimizer, "step", partial(stepped, optimizer.step, i))
+        """Note in which order the step calls its optimizers, its scheduler and what clips gradients."""
+        for number, optimizer in enumerate(self.optimizers):
+            replace_step(stack, optimizer, self._noted_step(seen, number, optimizer.step, rates))
         if self.scheduler is not None:
-            replace(self.scheduler, "step", partial(scheduled, self.scheduler.step))
-        clip = "_clip_grads_with_norm_"
-        replace(clip_grad, clip, partial(clipped, getattr(clip_grad, clip)))
-        replace(torch.amp.GradScaler, "update", lambda scaler, *_: scaler._per_optimizer_states.clear())
+            replace(stack, self.scheduler, "step", _noted_schedule(seen, self.scheduler.step))
+        replace_clipping(stack, partial(_noted_clip, seen))
+        # a scale of 1, or of 65,536, would change by what gradients were found: this is one step of many
+        replace(stack, torch.amp.GradScaler, "update", lambda scaler, *_: forget_unscaled(scaler))
+
+    def _noted_step(
+        self, seen: ObservedStep, number: int, real: Callable[..., Any], rates: Sequence[float] | None
+    ) -> Callable[..., Any]:
+        """Return what an optimizer calls in place of its step: without ``rates`` it only looks."""
+
+        def stepped(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if rates is None:
+                run_closure(args[0] if args else kwargs.get("closure"))
+            if number not in seen.calls:
+                self._look(seen, optimizer)
+            seen.calls.append(number)
+            if rates is None:
+                return None
+            if rates:  # by group, of all optimizers
+                for group, rate in zip(groups_of(self.optimizers), rates, strict=True):
+                    group["lr"] = rate
+            return real(*args, **kwargs)
+
+        return stepped
 
     def _look(self, seen: ObservedStep, optimizer: Optimizer) -> None:
         unscale = 1 / float(scale) if (scale := getattr(optimizer, "grad_scale", None)) is not None else 1.0
@@ -255,6 +250,22 @@ class DryRun:
                 seen.undone = left, norm
             seen.clipped |= held
             seen.late |= bool(held & seen.fresh)
+
+
+def _noted_schedule(seen: ObservedStep, real: Callable[..., Any]) -> Callable[..., Any]:
+    def scheduled(*args: Any, **kwargs: Any) -> Any:
+        seen.calls.append("scheduler")
+        return real(*args, **kwargs)
+
+    return scheduled
+
+
+@contextmanager
+def _noted_clip(seen: ObservedStep, call: Clip) -> Iterator[None]:
+    yield
+    held = {id(p) for p in call.parameters}
+    seen.clips.append((frozenset(held), _norm_of(call.parameters)))
+    seen.fresh -= held
 
 
 @contextmanager
@@ -277,7 +288,7 @@ class _PassWatch:
     def __init__(self, model: nn.Module, seen: ObservedStep) -> None:
         self._names = [name for name, _ in model.named_parameters()]
         self._parameters = list(model.parameters())
-        self._versions = [p._version for p in self._parameters]
+        self._versions = [version_of(p) for p in self._parameters]
         self._at_first: list[int] = []
         """The versions when the first pass began."""
         self._kind = self._parameters[0].device.type
@@ -287,7 +298,7 @@ class _PassWatch:
 
     def see(self, path: str, side: Side, _: Any) -> None:
         """Take note of a module that is entered or left."""
-        if torch._C._current_graph_task_id() != -1:  # a backward pass runs it again, as checkpoints do
+        if is_in_backward():  # a backward pass runs it again, as checkpoints do
             return
         if side == "output":
             self._inside.pop()
@@ -298,7 +309,7 @@ class _PassWatch:
             return
         if outermost:
             self._first = path if self._first is None else self._first
-            versions = [p._version for p in self._parameters]
+            versions = [version_of(p) for p in self._parameters]
             self._seen.moved = versions != self._versions
             self._at_first = self._at_first or versions
             pairs = zip(self._names, versions, self._at_first, strict=True)

@@ -14,11 +14,17 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from normlab.errors import UserError
+from normlab.private_torch import (
+    GRADIENT_SWITCH,
+    GROUPED_PRODUCTS,
+    TorchDispatchMode,
+    is_functorch_wrapped,
+    is_traceable_wrapper_subclass,
+    without_function_modes,
+)
 from normlab.trace.autograd import Weights
 from normlab.trace.tensors import map_tensors, tensors_in
 
@@ -138,7 +144,7 @@ def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     """Return the same call with float64 wherever it names a narrower floating type."""
     if func in CASTS:
         func = Tensor.double
-    if getattr(func, "__name__", "") in ("grouped_mm", "_grouped_mm"):
+    if getattr(func, "__name__", "") in GROUPED_PRODUCTS:
         func = _grouped_mm  # torch has no kernel of it for float64
     args = tuple(WIDE if _narrow(a) else a for a in args)
     if func is Tensor.to and len(args) > 1 and isinstance(args[1], Tensor) and args[1].dtype in NARROW:
@@ -262,7 +268,7 @@ class Detachments(FunctionMode):
         """
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is torch._C._set_grad_enabled:
+        if func is GRADIENT_SWITCH:
             return self._switched(enabled=args[0])
         if func in CUTS and args[0].requires_grad:
             where = self._running(), _calling_file()
@@ -286,7 +292,7 @@ class Detachments(FunctionMode):
             if self._undone(*where):
                 self._opened.append(where)
                 return
-        torch._C._set_grad_enabled(enabled)
+        GRADIENT_SWITCH(enabled)
 
 
 def _calling_file() -> str:
@@ -304,7 +310,7 @@ class Narrowings(TorchDispatchMode):
         self.types: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():  # or a mode would see the operation, and widen it
+        with without_function_modes():  # or a mode would see the operation, and widen it
             result = func(*args, **(kwargs or {}))
         if any(x.dtype is WIDE for _, x in tensors_in((args, kwargs or {}))):
             self.types |= {x.dtype for _, x in tensors_in(result) if _narrow(x.dtype)}
@@ -342,7 +348,7 @@ class ReadOnly(FunctionMode):
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for _, x in tensors_in([*(args[:1] if writes(func, kwargs) else ()), kwargs.get("out")]):
-            is_wrapper = is_traceable_wrapper_subclass(x) or is_functorch_wrapped_tensor(x)
+            is_wrapper = is_traceable_wrapper_subclass(x) or is_functorch_wrapped(x)
             has_storage = x.layout is torch.strided and not is_wrapper
             if has_storage and (name := self._names.get(x.untyped_storage().data_ptr())) is not None:
                 raise UserError(

@@ -20,11 +20,10 @@ import numpy
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.errors import UserError
+from normlab.private_torch import TABLES_OF_HOOKS, is_traceable_wrapper_subclass
 from normlab.trace.reach import (
-    HOOKS,
     NEVER,
     Kind,
     Search,
@@ -278,7 +277,7 @@ class Kept(Search):
         inner = next(inside(x), None) is not None
         is_leaf, gradient = x.is_leaf, x.grad if x.is_leaf else None
         data, trained, place = x if inner else x.data, x.requires_grad, _place(x)
-        hooks = {name: getattr(x, name) for name in HOOKS}
+        hooks = {name: getattr(x, name) for name in TABLES_OF_HOOKS}
 
         def undo() -> None:
             if _place(x) != place:

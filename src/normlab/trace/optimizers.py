@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
+from normlab.private_torch import TABLES_OF_MODULES
 from normlab.setups.setup import Setup, shown
 from normlab.trace.autograd import twin_of
 from normlab.trace.copies import copied_model, lead_to_copies
@@ -123,7 +124,7 @@ def uncopyable(model: nn.Module) -> str:
     """Return the path of the first plain attribute of a module that cannot be copied; empty if all can be."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if name in ("_parameters", "_buffers", "_modules"):
+            if name in TABLES_OF_MODULES:
                 continue
             try:
                 deep_copy(value)

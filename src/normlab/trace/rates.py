@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
+from normlab.private_torch import closed_form, schedulers_in
 from normlab.setups.setup import Setup
 from normlab.trace.dry_run import groups_of
 from normlab.trace.optimizers import copied
@@ -105,7 +106,7 @@ class Rates(NamedTuple):
     @property
     def periodic(self) -> bool:
         """Whether its class is cyclic, or it declares no end and climbs back to half its peak twice."""
-        parts = getattr(self.scheduler, "_schedulers", [self.scheduler])
+        parts = schedulers_in(self.scheduler) or [self.scheduler]
         tail, half = self.top[self.top.index(max(self.top)) :], max(self.top) / 2
         back = sum(a < half <= b for a, b in pairwise(tail))
         return any(isinstance(s, CyclicLR) for s in parts) or (
@@ -117,7 +118,7 @@ def _closed_form(scheduler: Any) -> Callable[[], Sequence[Any]] | None:
     """Return a function that gives a scheduler's rates from ``last_epoch``, whatever they were before."""
     if type(scheduler) in (LambdaLR, OneCycleLR):
         return scheduler.get_lr
-    return getattr(scheduler, "_get_closed_form_lr", None)
+    return closed_form(scheduler)
 
 
 def rates_of(setup: Setup) -> Rates:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
+from normlab.private_torch import is_in_backward
 from normlab.trace.tensors import Side, Tap, activations, forward_hooks, unwrap
 
 ROOM: Final = 256
@@ -91,7 +92,7 @@ class _Hooks:
         self.seen: list[Seen] = []
 
     def see(self, path: str, side: Side, values: Any) -> None:
-        again = torch._C._current_graph_task_id() != -1  # a checkpointed layer runs again in backward
+        again = is_in_backward()  # a checkpointed layer runs again in backward
         call = self._calls[path, side]
         self._calls[path, side] += not again
         with self._caught():

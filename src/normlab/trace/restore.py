@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -16,9 +15,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from normlab.errors import UserError
+from normlab.private_torch import KIND_OF_GLOBAL_HOOKS, TABLES_OF_GLOBAL_HOOKS
 from normlab.setups.setup import Setup
 from normlab.trace.functions import ReadOnly
 from normlab.trace.kept import MOST_BYTES, Kept, put_back, set_state, state_of
+from normlab.trace.patching import in_mode
 from normlab.trace.reach import MOST_VALUES, generators_in
 from normlab.trace.tensors import eager, tensors_in, unwrap
 
@@ -109,23 +110,12 @@ def same_globals() -> Iterator[None]:
         stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(mode=False))
-        for hooks in HOOKS_ON_ALL:
+        for hooks in TABLES_OF_GLOBAL_HOOKS:
             stack.callback(put_back, hooks, dict(hooks))
-        modules = vars(nn.modules.module)
-        stack.callback(modules.__setitem__, FULL_HOOKS, modules[FULL_HOOKS])
+        variables, kind = KIND_OF_GLOBAL_HOOKS
+        stack.callback(variables.__setitem__, kind, variables[kind])
         warnings.simplefilter("ignore")
         yield
-
-
-HOOKS_ON_ALL: Final = tuple(
-    value
-    for cls in (nn.Module, torch.optim.Optimizer)
-    for name, value in vars(sys.modules[cls.__module__]).items()
-    if name.startswith("_global_") and isinstance(value, dict)
-)
-"""The tables of hooks that torch calls for every module or optimizer."""
-FULL_HOOKS: Final = "_global_is_full_backward_hook"
-"""The variable of torch that says of which kind the backward hooks among them are."""
 
 
 @contextmanager
@@ -147,24 +137,6 @@ def _putting_back(kept: Kept) -> Iterator[Kept]:
         yield kept
     finally:
         kept.restore()
-
-
-@contextmanager
-def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put a model in one mode inside this block, then restore the mode of every module."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        try:
-            if any(before is not training for _, before in modes):
-                model.train(training)
-        except RecursionError:  # a module that holds one that holds it
-            for module, _ in modes:
-                module.training = training
-        yield
-    finally:
-        for module, before in modes:
-            if module.training is not before:
-                module.training = before
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from normlab.setups.setup import Loss
 from normlab.trace.autograd import gradients_in
+from normlab.trace.finite_differences import FLOOR, STEPS, Along
 from normlab.trace.functions import FunctionCall, Numbered, Which
-from normlab.trace.gradients import FLOOR, STEPS, Along
 from normlab.trace.tensors import tensors_in
 from normlab.trace.trace import Trace
 
@@ -75,7 +75,7 @@ def _surrogates_of(along: Along, parameter: str) -> Iterator[Surrogate]:
     """
     trace, move = along.trace, STEPS[0] * along.scale[parameter] * along.gradients[parameter]
     other: dict[Which, _Result] = {}
-    moved = trace.again(weights={parameter: along.own[parameter] + move})
+    moved = trace.again(weights={parameter: along.weights[parameter] + move})
     moved.again(loss_of=_recording(trace.loss_of, other)).once()
 
     results: dict[Which, _Result] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -14,6 +13,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from normlab.private_torch import compiler_is_loaded, inside_compiled, unsaved_buffers
 
 T = TypeVar("T")
 Side = Literal["input", "output"]
@@ -162,7 +163,7 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
         outer = models[-1]
         if isinstance(outer, PARALLEL):
             models.append(outer.module)
-        elif isinstance(inner := getattr(outer, "_orig_mod", None), nn.Module):
+        elif (inner := inside_compiled(outer)) is not None:
             models.append(inner)
         else:
             return models
@@ -173,7 +174,7 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
     passing = {
         f"{path}.{name}".lstrip(".")
         for path, module in model.named_modules()
-        for name in module._non_persistent_buffers_set
+        for name in unsaved_buffers(module)
     }
     return {name: buffer for name, buffer in model.named_buffers() if name not in passing}
 
@@ -236,11 +237,6 @@ def shared_names(model: nn.Module) -> list[list[str]]:
         key = id(p) if p.is_meta or not p.numel() else p.data_ptr()
         names.setdefault(key, []).append(n)
     return [same for same in names.values() if len(same) > 1]
-
-
-def compiles(module: nn.Module) -> bool:
-    """Return whether calls of the module run compiled code."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 @contextmanager
@@ -323,11 +319,10 @@ def eager() -> Iterator[None]:
     """Inside this block, run modules as they were written, hooks included: without compiled code, and without
     torch's fast path through encoder layers, which packs padded rows into nested tensors.
     """
-    compiler = "torch._dynamo" in sys.modules  # without it nothing is compiled, and importing it is slow
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        with torch.compiler.set_stance("force_eager") if compiler else nullcontext():
+        with torch.compiler.set_stance("force_eager") if compiler_is_loaded() else nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
