@@ -370,10 +370,10 @@ def _uses(called: nn.Module, weights: Weights, batch: Any, loss_of: Loss, *watch
     """
     uses = list[Use]()
 
-    def watched_loss(model: nn.Module, given: Any) -> Any:
+    def watched_loss(model: nn.Module, batch: Any) -> Any:
         with ExitStack() as stack:
-            uses[:] = [stack.enter_context(use_of(one)) for one in watched]
-            return loss_of(model, given)
+            uses[:] = [stack.enter_context(use_of(module)) for module in watched]
+            return loss_of(model, batch)
 
     try:
         Trace(called, batch, watched_loss).once()

@@ -1,4 +1,10 @@
-"""A whole step of training, run on copies, and what its optimizers see when they are called."""
+"""Run a whole step of training on copies, and see what its optimizers find when they are called.
+
+The step is the user's own, or a plain one. What it does with gradients between the loss and the optimizer,
+such as accumulating, scaling and clipping, is seen from outside: gradients are multiplied as backward passes
+them on, and what stands in the place of each optimizer's ``step`` looks at them. The optimizers act only if
+rates are given.
+"""
 
 from __future__ import annotations
 
@@ -140,8 +146,10 @@ class DryRun:
                 try:
                     self.step(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
                 except TypeError as error:
-                    if error.__traceback__ and error.__traceback__.tb_next:
+                    was_called = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+                    if was_called:
                         raise
+                    # it takes other arguments
                     raise UserError(f"step(model, batch, optimizer, scheduler) raised {error}") from error
         return seen
 
@@ -158,17 +166,16 @@ class DryRun:
         self.original = None
 
     def _trace(self, batch: Any, **changes: Any) -> Trace:
-        own = self.own(batch)
         fixed = {"dropout": False, "exact": self.exact, "seed": SEED, "rewritten": self.rewritten}
-        return Trace(self.model, own, self.loss_of, **fixed, **changes)
+        return Trace(self.model, self.own(batch), self.loss_of, **fixed, **changes)
 
     def gradients(self, batch: Any, *, training: bool, **changes: Any) -> Weights:
         """Return samples of the gradients of the loss in the parameters that the optimizers hold."""
         for p in self.model.parameters():
             p.grad = None
-        held = {self.names.get(id(p)) for p in parameters_of(self.optimizers)}
-        every = self._trace(batch, training=training, **changes).gradients.items()
-        return {n: sample(g) for n, g in every if n in held and g is not None}
+        trained = {self.names.get(id(p)) for p in parameters_of(self.optimizers)}
+        gradients = self._trace(batch, training=training, **changes).gradients
+        return {n: sample(g) for n, g in gradients.items() if n in trained and g is not None}
 
     def losses(self, batch: Any, rates: Sequence[float]) -> list[float]:
         """Return the losses of a batch before each step and after the last, until it is learnt.
@@ -185,10 +192,10 @@ class DryRun:
 
     def rounding(self, batch: Any) -> float:
         """Return the share of the gradient that changes when each parameter changes by one rounding."""
-        base = self.gradients(batch, training=True)
+        gradients = self.gradients(batch, training=True)
         moved, eps = rounded(dict(self.model.named_parameters()), torch.Generator().manual_seed(0))
-        other = self.gradients(batch, training=True, weights=moved)
-        return 4 * fit(other, base).rest + eps
+        gradients_there = self.gradients(batch, training=True, weights=moved)
+        return 4 * fit(gradients_there, gradients).rest + eps
 
     def own(self, batch: Any) -> Any:
         """Return the batch with its own tensors, in the precision of the model."""
@@ -214,7 +221,7 @@ class DryRun:
         if self.scheduler is not None:
             replace(stack, self.scheduler, "step", _noted_schedule(seen, self.scheduler.step))
         replace_clipping(stack, partial(_noted_clip, seen))
-        # a scale of 1, or of 65,536, would change by what gradients were found: this is one step of many
+        # the scaler is the user's own, and this step is not to change its scale
         replace(stack, torch.amp.GradScaler, "update", lambda scaler, *_: forget_unscaled(scaler))
 
     def _noted_step(
@@ -238,15 +245,20 @@ class DryRun:
         return stepped
 
     def _look(self, seen: ObservedStep, optimizer: Optimizer) -> None:
-        unscale = 1 / float(scale) if (scale := getattr(optimizer, "grad_scale", None)) is not None else 1.0
+        """Note the gradients and weights that an optimizer finds, and what became of clipped gradients."""
+        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it in its step
+        unscale = 1.0 if scale is None else 1 / float(scale)
         for p in parameters_of([optimizer]):
             if p.grad is not None and id(p) in self.names:
                 seen.gradients[self.names[id(p)]] = sample(p.grad) * unscale
                 seen.weights[self.names[id(p)]] = sample(p)
-        own = {id(p): p for p in self.model.parameters()}
-        for held, left in () if seen.clipped else reversed(seen.clips):
-            norm = _norm_of(own[i] for i in held if i in own)
-            if not seen.undone and not seen.clipped & held and abs(norm - left) > 1e-3 * left:
+        if seen.clipped:
+            return
+        parameters = {id(p): p for p in self.model.parameters()}
+        for held, left in reversed(seen.clips):
+            norm = _norm_of(parameters[number] for number in held if number in parameters)
+            is_last_of_these = not seen.clipped & held
+            if not seen.undone and is_last_of_these and abs(norm - left) > 1e-3 * left:
                 seen.undone = left, norm
             seen.clipped |= held
             seen.late |= bool(held & seen.fresh)
@@ -329,9 +341,10 @@ def learnt(losses: Sequence[float]) -> bool:
 
 def written(before: Any, after: Any) -> str | None:
     """Return the entry of a batch that a step wrote to, by more than rounding, or None."""
-    own = dict(tensors_in(before))
+    earlier = dict(tensors_in(before))
     for place, x in tensors_in(after):
-        if distance(x, own[place]) > torch.finfo(torch.float32).eps * x.is_floating_point():
+        allowed = torch.finfo(torch.float32).eps if x.is_floating_point() else 0.0
+        if distance(x, earlier[place]) > allowed:
             return ".".join(map(str, place)) or "step"
     return None
 
@@ -339,7 +352,8 @@ def written(before: Any, after: Any) -> str | None:
 def sample(x: Tensor) -> Tensor:
     """Return evenly spaced entries of a tensor, in float64; all of them if they are few."""
     flat = (x.to_dense() if x.is_sparse else x).detach().reshape(-1)
-    return flat[:: flat.numel() // SAMPLED | 1].to(torch.float64, copy=True)
+    apart = flat.numel() // SAMPLED | 1  # odd, so that not all of them are in a few columns of a matrix
+    return flat[::apart].to(torch.float64, copy=True)
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
@@ -372,22 +386,29 @@ def fit(gradients: Weights, want: Weights, scale: float = 1.0) -> Fit:
     """Return the factor k in gradients / scale = k · want and what it leaves; 1 and 0 if both are zero. Those
     of single parameters that are 0 may be missing.
     """
-    zeros = {n: torch.zeros_like(g) for n, g in {**gradients, **want}.items()}
-    if not any(bool(g.any()) for own in (gradients, want) for g in own.values()):
+    if not any(bool(g.any()) for g in (*gradients.values(), *want.values())):
         return Fit(1.0, 0.0)
-    wide = ([g.to("cpu", torch.float64) for g in {**zeros, **own}.values()] for own in (gradients, want))
-    g, w = map(torch.cat, wide)
+    zeros = {n: torch.zeros_like(g) for n, g in {**gradients, **want}.items()}
+    g, w = (_as_one_vector({**zeros, **some}) for some in (gradients, want))
     k = float(g @ w) / scale / max(float(w @ w), 1e-300)
     return Fit(k, float((g - k * scale * w).norm()) / max(float(g.norm()), 1e-300))
 
 
+def _as_one_vector(gradients: Weights) -> Tensor:
+    return torch.cat([g.to("cpu", torch.float64) for g in gradients.values()])
+
+
 def splits(trace: Trace, facts: Facts, rounding: float) -> bool:
-    """Return whether the loss of the whole batch is the mean or the sum of its rows' losses."""
+    """Return whether the loss of the whole batch is the mean or the sum of its rows' losses; each row counts
+    as often as it has targets, or once if these are unknown.
+    """
     try:
         counts = facts.targets.counted.reshape(facts.rows, -1).sum(1).tolist()
     except (Unknown, RuntimeError):
         counts = [1] * facts.rows
-    rows = [facts.with_rows(torch.tensor([i])) for i in range(len(counts))]
-    losses = [float(trace.again(batch=row).loss) if n else 0.0 for row, n in zip(rows, counts, strict=True)]
-    mean = sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)
+    losses = list[float]()
+    for row, count in enumerate(counts):  # a row without targets has no mean over them
+        batch = facts.with_rows(torch.tensor([row]))
+        losses.append(float(trace.again(batch=batch).loss) if count else 0.0)
+    mean = sum(count * loss for count, loss in zip(counts, losses, strict=True)) / sum(counts)
     return any(abs(float(trace.loss) - x) <= rounding * abs(x) for x in (mean, sum(losses)))

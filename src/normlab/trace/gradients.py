@@ -47,16 +47,16 @@ def silent_parameters(step: StepUnderTest) -> tuple[Found, Mapping[str, str]]:
     symmetry of a start may cancel one, and other weights route tokens differently.
     """
     trace, weights = step.training, step.training.parameters
-    found, undrawn = _in_many_draws(step)
-    silent = only_rounding(found, found, step.rounding)
-    by_mistake = _beside_what_trains(step, found, silent)
+    gradients, undrawn = _in_many_draws(step)
+    silent = only_rounding(gradients, gradients, step.rounding)
+    by_mistake = _beside_what_trains(step, gradients, silent)
     silent = [n for n in silent if n in by_mistake or not step.declare.is_frozen(n)]
     if silent:  # a short step ends the symmetry of a start
         silent = only_rounding(trace.again(weights=_stepped(trace)).gradients, silent, step.rounding)
     never, elsewhere = silent, _gradients_elsewhere(step)
     while never and (others := next(elsewhere, None)) is not None:
         never = only_rounding(others, never, step.rounding)
-        found = _filled(found, others)
+        gradients = _filled(gradients, others)
     ran = {e.module for e in trace.events if any(x.numel() for x in e.inputs)} if never else set()
 
     def reason(name: str) -> str:
@@ -65,14 +65,14 @@ def silent_parameters(step: StepUnderTest) -> tuple[Found, Mapping[str, str]]:
             return by_batch
         if name in undrawn:
             return UNDRAWN
-        if _is_cancelled(trace, name, found[name]) and not _moves_loss(step, name, weights[name]):
+        if _is_cancelled(trace, name, gradients[name]) and not _moves_loss(step, name, weights[name]):
             return by_symmetry
         is_idle = name.rpartition(".")[0] not in ran
-        if is_idle and _is_expert(step, name, found):
+        if is_idle and _is_expert(step, name, gradients):
             return as_expert
         return _why_never(step, name, is_idle=is_idle)
 
-    return found, {name: reason(name) for name in silent}
+    return gradients, {name: reason(name) for name in silent}
 
 
 def _gradients_elsewhere(step: StepUnderTest) -> Iterator[Found]:
@@ -104,13 +104,13 @@ def _of_fewer_rows(step: StepUnderTest) -> Found:
     return step.training.gradients
 
 
-def _beside_what_trains(step: StepUnderTest, found: Found, silent: Collection[str]) -> set[str]:
+def _beside_what_trains(step: StepUnderTest, gradients: Found, silent: Collection[str]) -> set[str]:
     """Return the parameters without a gradient that are declared frozen together with others that get one: by
     one pattern, which then names nothing that is frozen.
     """
     beside = set[str]()
     for pattern in step.declare.frozen:
-        named = {n for n in found if fnmatchcase(n, pattern)}
+        named = {n for n in gradients if fnmatchcase(n, pattern)}
         if not named.issubset(silent):
             beside |= named.intersection(silent)
     return beside
@@ -120,18 +120,18 @@ def _in_many_draws(step: StepUnderTest) -> tuple[Found, frozenset[str]]:
     """Return the gradients of a training step, filled up by those of steps that draw other blocks, such as
     those that a step skips, and the parameters that get one in evaluation, but in none of these steps.
     """
-    found = step.training.gradients
+    gradients = step.training.gradients
     if not step.comparison.draws:
-        return found, frozenset()
+        return gradients, frozenset()
     evaluated = step.exact.gradients
     used_in_evaluation = evaluated.keys() - only_rounding(evaluated, evaluated, step.rounding)
-    skipped = used_in_evaluation.intersection(only_rounding(found, found, step.rounding))
+    skipped = used_in_evaluation.intersection(only_rounding(gradients, gradients, step.rounding))
     for seed in range(1, DRAWS):
         if not skipped:
             break
-        found = _filled(found, step.training.again(seed=seed).gradients)
-        skipped = skipped.intersection(only_rounding(found, found, step.rounding))
-    return found, frozenset(skipped)
+        gradients = _filled(gradients, step.training.again(seed=seed).gradients)
+        skipped = skipped.intersection(only_rounding(gradients, gradients, step.rounding))
+    return gradients, frozenset(skipped)
 
 
 def _is_missing(gradient: Tensor | None) -> bool:
@@ -152,14 +152,14 @@ def without_gradient(step: StepUnderTest, parameters: Sequence[Tensor]) -> Seque
     return [p for p in parameters if id(p) not in reached]
 
 
-def _filled(found: Found, others: Found) -> Found:
+def _filled(gradients: Found, others: Found) -> Found:
     """Return gradients with others in the place of those that are missing."""
-    return {n: others[n] if _is_missing(g) else g for n, g in found.items()}
+    return {n: others[n] if _is_missing(g) else g for n, g in gradients.items()}
 
 
-def only_rounding(found: Found, among: Iterable[str], rounding: float) -> list[str]:
+def only_rounding(gradients: Found, among: Iterable[str], rounding: float) -> list[str]:
     """Return the parameters whose gradient is missing, or nothing but rounding."""
-    sizes = {n: 0.0 if g is None else float(g.norm()) for n, g in found.items()}
+    sizes = {n: 0.0 if g is None else float(g.norm()) for n, g in gradients.items()}
     least = 1e-3 * rounding * max(sizes.values(), default=0.0)
     return [n for n in among if sizes[n] <= least]
 
@@ -241,13 +241,13 @@ def through_logits(trace: Trace, places: Sequence[Tap | FunctionInput]) -> Found
         along = torch.stack(products).sum()
         asked = list(parameters.values())
         once, twice = (gradients_in(k * along, asked, trace.model, retain_graph=True) for k in (1, 2))
-    found = dict[str, Tensor | None]()
+    gradients = dict[str, Tensor | None]()
     once.reverse()
     twice.reverse()
     for name in parameters:  # what is done with is let go: each set is twice a model in float32
         a, b = once.pop(), twice.pop()
-        found[name] = None if a is None or b is None else b - a
-    return found
+        gradients[name] = None if a is None or b is None else b - a
+    return gradients
 
 
 def _is_cancelled(trace: Trace, name: str, gradient: Tensor | None) -> bool:
@@ -267,13 +267,13 @@ def _is_cancelled(trace: Trace, name: str, gradient: Tensor | None) -> bool:
     return not all(map(_is_missing, of_outputs))
 
 
-def _is_expert(step: StepUnderTest, name: str, found: Found) -> bool:
+def _is_expert(step: StepUnderTest, name: str, gradients: Found) -> bool:
     """Return whether it is in one of a block's numbered alternatives, of which others get a gradient.
 
     An expert of other tokens gets none in any of its parameters.
     """
     parts, blocks = name.split("."), {b.path for b in step.facts.blocks}
-    reached = [n for n, g in found.items() if not _is_missing(g)]
+    reached = [n for n, g in gradients.items() if not _is_missing(g)]
     for i, part in enumerate(parts):
         path = ".".join(parts[: i + 1])
         if not part.isdigit() or path in blocks or any(n.startswith(f"{path}.") for n in reached):

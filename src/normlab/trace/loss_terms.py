@@ -74,8 +74,8 @@ def cuts_between(trace: Trace, held_by: Mapping[str, int]) -> set[tuple[str, str
         # all cuts are undone in this pass, so that the graph shows what lies behind them
         cuts_at = {place: {x.grad_fn for x in joined} for place, joined in passed.cuts.items()}
         cuts = set().union(*cuts_at.values())
+        # by cut, who holds what the terms train that read it, up to the cuts; None for nobody
         trained_across = dict[Any, set[int | None]]()
-        """By cut, the holders of what the terms train that read it, up to the cuts; None for nobody."""
         for term in terms_of(passed.loss):
             trained = holders(nodes_behind(term, cuts - {term}))
             for cut in cuts.intersection(nodes_behind(term)):

@@ -425,14 +425,14 @@ def deep_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
     except (TypeError, RuntimeError):  # which most values that hold none need not be searched for
         search = Search(functions=False, gradients=False, most=MOST_VALUES)
         search.walk(value)
-        held = search.known.values()
-        given = {id(x): x for x in held if kind_of(type(x)) in (Kind.LOCK, Kind.MODULE)}
-        tensors = [x for x in held if isinstance(x, Tensor) and x.grad_fn is not None]
-        given |= {id(x): x.detach().clone() for x in tensors}
-        if given.keys() <= before.keys():
-            raise
+        reached = search.known.values()
+        shared = {id(x): x for x in reached if kind_of(type(x)) in (Kind.LOCK, Kind.MODULE)}
+        computed = [x for x in reached if isinstance(x, Tensor) and x.grad_fn is not None]
+        copies = shared | {id(x): x.detach().clone() for x in computed}
+        if copies.keys() <= before.keys():
+            raise  # what cannot be copied is something else
         memo.clear()
-        memo |= given | before
+        memo |= copies | before
         return copy.deepcopy(value, memo)
 
 

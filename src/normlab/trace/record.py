@@ -68,13 +68,13 @@ def record(
     [('decoder.end', tensor(True))]
     """
     modules = dict(unwrap(model).named_modules())
-    here: dict[str, list[Want]] = {}
+    wanted: dict[str, list[Want]] = {}
     for want in wants:
         for path in matching(modules, want.module):
-            here.setdefault(path, []).append(want)
-    hooks = _Hooks(here, on_error)
+            wanted.setdefault(path, []).append(want)
+    hooks = _Hooks(wanted, on_error)
     try:
-        with forward_hooks({path: modules[path] for path in modules if path in here}, hooks.see):
+        with forward_hooks({path: modules[path] for path in modules if path in wanted}, hooks.see):
             yield hooks.seen
     finally:
         for handle in hooks.handles:

@@ -123,10 +123,10 @@ def same(*objects: Any, parameters: bool) -> Iterator[Kept]:
     """After this block, put back what these objects hold; with ``parameters``, also those bits. Other tensors
     that are larger than ``MOST_BYTES`` and twice the parameters are not copied.
     """
-    modules = [unwrap(one) for one in objects if parameters and isinstance(one, nn.Module)]
+    modules = [unwrap(x) for x in objects if parameters and isinstance(x, nn.Module)]
     size = sum(p.nbytes for module in modules for p in module.parameters() if not is_lazy(p))
     with _putting_back(Kept(parameters=parameters, most_bytes=MOST_BYTES + 2 * size)) as kept:
-        kept.walk(*(unwrap(one) if isinstance(one, nn.Module) else one for one in objects))
+        kept.walk(*(unwrap(x) if isinstance(x, nn.Module) else x for x in objects))
         yield kept
 
 
@@ -225,8 +225,8 @@ def refuse_inference(model: nn.Module, batches: Any) -> None:
             f"{len(frozen)} parameters of {type(model).__name__} were made in torch.inference_mode(), first "
             f"{frozen[0]}, so no backward pass can go through them: build the model outside of it"
         )
-    if given := [place for place, x in tensors_in(batches) if x.is_inference()]:
-        where = ".".join(map(str, given[0]))
+    if in_batch := [place for place, x in tensors_in(batches) if x.is_inference()]:
+        where = ".".join(map(str, in_batch[0]))
         raise UserError(
             f"the batch{f' at {where}' if where else ''} was made in torch.inference_mode(), so no backward "
             "pass can use it: draw it outside of it"

@@ -92,28 +92,38 @@ class Pass:
         return self._entered[-1][0] if self._entered else ""
 
     def see(self, path: str, side: Side, values: Any) -> None:
-        if is_in_backward():
+        """Take note of what enters or leaves a module."""
+        if is_in_backward():  # a checkpoint runs it again
             return
         call = self._calls[path, side]
         self._calls[path, side] += 1
-        shown = [(place, x if self._graph else x.detach()) for place, x in tensors_in(values)]
-        for place, x in shown:
-            if (tap := Tap(path, side, place, call)) in self._taps:
+        tensors = {place: x if self._graph else x.detach() for place, x in tensors_in(values)}
+        for place, x in tensors.items():
+            tap = Tap(path, side, place, call)
+            if tap in self._taps:
                 self.taps[tap] = x
-        kept = tuple(x if self._graph else x.clone() for _, x in shown) if self._events else ()
         if side == "input":
-            self._entered.append((path, kept))
-            return
+            self._entered.append((path, self._as_they_are(tensors.values())))
+        else:
+            self._leave(path, call, tensors)
+
+    def _as_they_are(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """Return tensors as an event shows them: what is written to them later must not change it."""
+        if not self._events:
+            return ()
+        return tuple(x if self._graph else x.clone() for x in tensors)
+
+    def _leave(self, path: str, call: int, tensors: Mapping[Place, Tensor]) -> None:
         entered, inputs = self._entered.pop()
         while entered != path:  # the model caught what a module inside raised
             entered, inputs = self._entered.pop()
         self.runs_whole |= path == ""
         outermost = not self._entered
         if path == "" or (outermost and self._hooks_all):
-            self.outputs.extend(x for _, x in shown)
+            self.outputs.extend(tensors.values())
         if self._events:
-            places = tuple(place for place, _ in shown)
-            self.events.append(Event(path, call, inputs, kept, places, outermost))
+            outputs = self._as_they_are(tensors.values())
+            self.events.append(Event(path, call, inputs, outputs, tuple(tensors), outermost))
 
     def call(self, call: FunctionCall) -> None:
         self.functions.append(call._replace(module=self.running))
@@ -208,8 +218,8 @@ class Trace:
             stack.enter_context(undisturbed(self.model, self.batch, training=self.training, seed=self.seed))
             stack.enter_context(at_weights(self.model, self.weights))
             if self.rewritten:
-                own = self.model.named_parameters()
-                copies = {n: p.detach().clone() for n, p in own if n in self.rewritten}
+                parameters = self.model.named_parameters()
+                copies = {n: p.detach().clone() for n, p in parameters if n in self.rewritten}
                 stack.enter_context(at_weights(self.model, copies))
             if self.exact:
                 torch.set_default_dtype(torch.float64)
