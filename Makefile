@@ -12,12 +12,14 @@ DOCS_STAMP := $(STAMP)-docs
 DEMO_STAMP := $(or $(wildcard $(STAMP)),$(STAMP)-demo)
 # Two workers of one core each; a training that a test starts counts its own threads. Each begins with one half of
 # the tests in order, so that what the tests of a file share is made once.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 # A test that hangs fails and says where; those that are run by hand may take longer.
 NO_HANG := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 # The tests that compute, and what makes torch, MKL and oneDNN compute as on other processors.
 COMPUTING := $(addprefix tests/,checks contracts oracles parity nn initial optim diagnosis trace papers lab/tasks lab/training \
   lab/comparison judging)
+# The tests of the instruments, which read what torch keeps to itself (src/normlab/private_torch.py).
+INSTRUMENTS := tests/test_private_torch.py $(addprefix tests/,trace seam setups checks diagnosis trials watching parallel)
 PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 \
   ONEDNN_MAX_CPU_ISA=AVX2
 export PYTHON
@@ -25,7 +27,8 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test test-slow test-corpus test-ranks test-bare test-beside test-isa format docs bench clean
+.PHONY: help install demo lint test test-slow test-corpus test-ranks test-bare test-beside \
+  test-oldest test-isa format docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -67,6 +70,11 @@ test-beside: $(STAMP) ## what installing normlab changes beside transformers, TR
 
 test-bare: $(STAMP) ## the instruments beside torch and the base dependencies, in an environment of their own
 	@bash tools/bare.sh $(BIN)/python build/bare
+
+test-oldest: BIN := build/oldest/bin
+test-oldest: ## the tests of the instruments under the oldest torch that pyproject.toml allows, in an environment of its own
+	@bash tools/oldest.sh build/oldest
+	$(PYTEST) $(NO_HANG) -m "not slow and not long" $(INSTRUMENTS)
 
 test-isa: $(STAMP) ## the tests that compute, as on five other processors
 	@failed=0; for processor in $(PROCESSORS); do echo "== $$processor"; \

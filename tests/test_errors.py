@@ -95,7 +95,8 @@ OTHERS_CODE = {
                     "whole_step",
                     "tensors",
                     "trail",
-                    "equivalents",
+                    "low_precision",
+                    "rearranged",
                 )
             ),
         ),

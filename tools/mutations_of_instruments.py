@@ -130,15 +130,15 @@ OF_TRACE = (
     ),
     Mutation(
         "the row of padding moved with the others",
-        "trace/gradients.py",
-        {"            if id(own[n]) in rows:\n": "            if n in rows:\n"},
+        "trace/finite_differences.py",
+        {"row = rows.get(id(parameters[name]))": "row = rows.get(name)"},
         own=(
             "tests/checks/test_gradients.py::test_the_row_of_padding_keeps_the_gradient_that_a_lookup_drops",
         ),
     ),
     Mutation(
         "a difference over half its distance",
-        "trace/gradients.py",
+        "trace/finite_differences.py",
         {"(up - down) / (2 * h)": "(up - down) / h"},
         own=("tests/checks/test_gradients.py::test_they_hold_for_a_sound_model",),
     ),
@@ -170,7 +170,7 @@ OF_TRACE = (
     ),
     Mutation(
         "one mode for all modules",
-        "trace/restore.py",
+        "trace/patching.py",
         {"modes = [(module, module.training) for": "modes = [(module, model.training) for"},
         own=("tests/trace/test_restore.py::test_a_module_that_has_a_mode_of_its_own_gets_it_back",),
     ),

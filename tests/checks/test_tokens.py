@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normlab.trace.equivalents import repeated
+from normlab.trace.repeated import repeated
 from normlab.trace.trace import Trace
 
 from .test_called_parts import Blind

@@ -57,8 +57,8 @@ def setup() -> Setup:
 def bytes_in_weights() -> int:
     """How many bytes of tensors with the model's width are in memory, but for what autograd alone holds."""
     gc.collect()
-    held = [x for x in gc.get_objects() if issubclass(type(x), Tensor) and WIDTH in x.shape]
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
+    alive = [x for x in gc.get_objects() if issubclass(type(x), Tensor) and WIDTH in x.shape]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in alive}
     return sum(storages.values())
 
 
@@ -103,9 +103,9 @@ def test_weights_are_kept_apart_from_the_model_and_from_copies_with_others(setup
     kept = weights_apart(setup.model, twin)
     assert kept["embed.weight"].data_ptr() == twin.embed.weight.data_ptr()
     for name in ("head.weight", "head.bias"):
-        own = setup.model.get_parameter(name)
-        assert torch.equal(kept[name], own)
-        assert kept[name].data_ptr() not in (own.data_ptr(), twin.get_parameter(name).data_ptr())
+        p = setup.model.get_parameter(name)
+        assert torch.equal(kept[name], p)
+        assert kept[name].data_ptr() not in (p.data_ptr(), twin.get_parameter(name).data_ptr())
 
 
 def test_a_model_that_does_not_fit_in_memory_is_refused(
@@ -127,7 +127,7 @@ def test_what_does_not_fit_in_memory_is_left_out(setup: Setup, monkeypatch: pyte
     every_model_is_large(monkeypatch)
     monkeypatch.setattr(check_module, "available_bytes", lambda: 23 * count_of(setup))
     report = normlab.check(setup)
-    dear = {name for name, one in PROPERTIES.items() if "gradient" in one.uses or one.steps}
+    dear = {name for name, test in PROPERTIES.items() if "gradient" in test.uses or test.steps}
     assert set(report.unjudged) <= dear
     assert {"derivative", "gradients"} <= set(report.unjudged)
     assert "causality" in report.holds
@@ -135,7 +135,7 @@ def test_what_does_not_fit_in_memory_is_left_out(setup: Setup, monkeypatch: pyte
 
 def test_what_applies_does_not_depend_on_the_budget(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     reached = normlab.check(setup)
-    asking = {one.asking for one in PROPERTIES.values()}
+    asking = {test.asking for test in PROPERTIES.values()}
     monkeypatch.setattr(Estimates, "seconds_of", lambda _, cost: 0.0 if cost in asking else math.inf)
     report = normlab.check(setup)
     assert len(report.judged) < len(reached.judged)
@@ -173,7 +173,7 @@ class Differences(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.sub:
-            self.counts.append(sum(one() is not None for one in self.watched))
+            self.counts.append(sum(reference() is not None for reference in self.watched))
         return func(*args, **(kwargs or {}))
 
 
@@ -183,16 +183,16 @@ def test_gradients_of_a_term_are_let_go_as_they_are_used(
     step, differences = StepUnderTest(setup), Differences()
 
     def gradients_in(*args: Any, **kwargs: Any) -> list[Tensor | None]:
-        found = autograd.gradients_in(*args, **kwargs)
-        if len(found) > 1:  # not those of the logits
-            differences.watched += [weakref.ref(x) for x in found if x is not None]
-        return found
+        results = autograd.gradients_in(*args, **kwargs)
+        if len(results) > 1:  # not those of the logits
+            differences.watched += [weakref.ref(x) for x in results if x is not None]
+        return results
 
     places = step.facts.scored_places
     monkeypatch.setattr(gradients, "gradients_in", gradients_in)
     with differences:
-        found = gradients.through_logits(step.training, places)
-    assert list(found) == [name for name, _ in setup.model.named_parameters()]
+        through = gradients.through_logits(step.training, places)
+    assert list(through) == [name for name, _ in setup.model.named_parameters()]
     assert differences.counts[-3:] == [6, 4, 2]
 
 

@@ -90,8 +90,8 @@ def test_targets_are_read_off_the_gradient(logits, smoothing, penalty):
     asked[0, 2:] = -100
 
     def loss(z):
-        whole = F.cross_entropy(z.flatten(0, 1), asked.flatten(), label_smoothing=smoothing)
-        return whole + penalty * z.logsumexp(-1)[asked >= 0].square().mean()
+        mean = F.cross_entropy(z.flatten(0, 1), asked.flatten(), label_smoothing=smoothing)
+        return mean + penalty * z.logsumexp(-1)[asked >= 0].square().mean()
 
     read = read_targets(logits, gradient(logits, loss))
     assert read is not None
@@ -220,9 +220,9 @@ def test_logits_and_targets_with_rows_second_are_those_of_the_same_positions():
     model = RowsSecond()
     read = facts(ids(width=9), model=model, loss=scored)
     assert torch.equal(read.logits.value, Reader.forward(model, ids(width=9)))
-    own = -read.logits.value.log_softmax(-1).gather(-1, read.targets.ids[..., None])[..., 0]
+    of_tokens = -read.logits.value.log_softmax(-1).gather(-1, read.targets.ids[..., None])[..., 0]
     assert torch.allclose(
-        own[read.targets.counted].double(), read.targets.nll[read.targets.counted], atol=1e-5
+        of_tokens[read.targets.counted].double(), read.targets.nll[read.targets.counted], atol=1e-5
     )
 
 

@@ -28,11 +28,11 @@ def test_calls_inside_of_multi_head_attention_are_numbered_once():
 def test_a_result_that_is_held_stands_in_inside_of_multi_head_attention():
     calls: dict[Which, FunctionCall] = {}
     with Numbered(see=calls.__setitem__):
-        plain = attend()
+        without = attend()
     (where,) = [which for which in calls if which[0] == "scaled_dot_product_attention"]
     with Numbered(held={where: torch.zeros_like(calls[where].result)}):
         changed = attend()
-    assert not torch.equal(plain, changed)
+    assert not torch.equal(without, changed)
 
 
 def test_no_mode_is_left_and_autograd_functions_are_as_before():

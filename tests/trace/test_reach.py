@@ -57,7 +57,7 @@ def diagnosed(setup: Setup) -> Any:
 
 def failed(report: Any) -> set[str]:
     """What fails beside ``reach``: a tiny model mixes no tokens."""
-    return {one.property for one in report.failures} - {"reach"}
+    return {failure.property for failure in report.failures} - {"reach"}
 
 
 INSTRUMENTS = {"check": checked, "trial": tried, "diagnose": diagnosed}
@@ -512,11 +512,11 @@ def test_dropout_from_a_generator_of_its_own_is_seeded_and_restored(kind: str) -
 
 @each("kind", GENERATORS)
 def test_so_are_generators_that_a_loss_or_a_step_holds(kind: str) -> None:
-    own, other = Drop(GENERATORS[kind]()), Holder(GENERATORS[kind]())
-    before = state_of(own.holder.generator), state_of(other.generator)
+    of_model, other = Drop(GENERATORS[kind]()), Holder(GENERATORS[kind]())
+    before = state_of(of_model.holder.generator), state_of(other.generator)
 
     def loss(model: nn.Module, ids: Tensor) -> Tensor:
-        return cross_entropy(lambda x: own(model(x)), ids)
+        return cross_entropy(lambda x: of_model(model(x)), ids)
 
     def step(model: nn.Module, ids: Tensor, optimizer: Any, _: Any) -> Tensor:
         optimizer.zero_grad()
@@ -531,7 +531,7 @@ def test_so_are_generators_that_a_loss_or_a_step_holds(kind: str) -> None:
     assert "repeats" in report.holds
     trials = [tried(Setup(model, IDS.clone(), loss, adamw, step=step)) for model in [Tiny()] * 2]
     assert trials[0].tried[0].losses == trials[1].tried[0].losses
-    assert (state_of(own.holder.generator), state_of(other.generator)) == before
+    assert (state_of(of_model.holder.generator), state_of(other.generator)) == before
 
 
 def test_state_that_outlives_a_step_still_fails() -> None:
@@ -544,7 +544,7 @@ def test_state_that_outlives_a_step_still_fails() -> None:
 
     model, loss = Tiny(), Growing()
     report = normlab.check(model, IDS.clone(), loss=loss, optimizer=adamw(model))
-    assert any(one.property == "repeats" for one in report.failures)
+    assert any(failure.property == "repeats" for failure in report.failures)
     assert loss.factor == 1
 
 
@@ -574,8 +574,8 @@ def test_generators_are_found_wherever_functions_lead() -> None:
         def __call__(self) -> Any:
             return inner(held["numpy"])
 
-    found = generators_in(Callable_(), lambda: held["old_numpy"])
-    assert {*map(id, found)} == {*map(id, held.values())}
+    generators = generators_in(Callable_(), lambda: held["old_numpy"])
+    assert {*map(id, generators)} == {*map(id, held.values())}
 
 
 # ------------------------------------------------------------------------------------------------- copies

@@ -21,7 +21,8 @@ from nasty.base import CASES, Batch, Case
 from normlab.diagnosis import diagnose, read_structure
 from normlab.errors import UserError
 from normlab.trace.kept import put_back
-from normlab.trace.restore import in_mode, random_states, same_random_state
+from normlab.trace.patching import in_mode
+from normlab.trace.restore import random_states, same_random_state
 
 # ----------------------------------------------------------------------------------------------- what is same
 
@@ -58,7 +59,7 @@ def bits(x: Tensor) -> Any:
     if x.is_meta or nn.parameter.is_lazy(x):
         return "no numbers"
     if x.is_nested:
-        return [bits(one) for one in x.unbind()]
+        return [bits(row) for row in x.unbind()]
     if x.is_sparse:
         return bits(x._indices()), bits(x._values())
     return str(x.shape), x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -73,12 +74,12 @@ def everything(case: Case) -> Any:
     return [shown(one, known) for one in held], chance, switches
 
 
-def difference(one: Any, other: Any, path: str = "") -> str:
+def difference(before: Any, after: Any, path: str = "") -> str:
     """The first place where two of these differ."""
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
+    if isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)) and len(before) == len(after):
+        pairs = enumerate(zip(before, after, strict=True))
         return next((d for i, (a, b) in pairs if (d := difference(a, b, f"{path}/{i}"))), "")
-    return "" if one == other else f"{path}: {str(one)[:300]} -> {str(other)[:300]}"
+    return "" if before == after else f"{path}: {str(before)[:300]} -> {str(after)[:300]}"
 
 
 # --------------------------------------------------------------------------------------------------- the test
@@ -203,10 +204,10 @@ def test_an_instrument_may_be_called_where_gradients_are_off(mode, instrument) -
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(3, 2)
     options = {"steps": 16, "rates": [0.1]} if instrument is normlab.trial else {"budget_s": 600}
-    given = normlab.Setup(model, x, loss=squared, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    setup = normlab.Setup(model, x, loss=squared, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
     def answer() -> Any:
-        result = instrument(given, **options)
+        result = instrument(setup, **options)
         return (result.holds, result.untestable) if instrument is normlab.check else result.rates[0].losses
 
     want = answer()

@@ -52,9 +52,9 @@ def trained(model: nn.Module, make) -> dict[str, Tensor]:
     return really(copy, make(copy.parameters()))
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    different = [path for path, x in expected.items() if not torch.equal(found[path], x)]
+def same(updated: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert updated.keys() == expected.keys()
+    different = [path for path, x in expected.items() if not torch.equal(updated[path], x)]
     assert different == []
 
 
@@ -62,9 +62,9 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_a_first_update_is_the_one_that_training_does(make):
     model = build(uniform("post", dropout=0.1)).train()
     before = deepcopy(model.state_dict())
-    found = trace_of(model).update(make)
+    updated = trace_of(model).update(make)
     same(dict(model.named_parameters()), before)
-    same(found, trained(model, make))
+    same(updated, trained(model, make))
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
@@ -79,23 +79,23 @@ def test_an_optimizer_amid_training_goes_on_from_a_copy(make):
     calls = []
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
 
-    found = trace.update(optimizer)
+    updated = trace.update(optimizer)
     assert calls == []
     same(dict(model.named_parameters()), weights)
     torch.testing.assert_close(optimizer.state_dict(), state, rtol=0, atol=0)
-    same(found, really(model, optimizer))
+    same(updated, really(model, optimizer))
     assert calls == [1]
 
 
 def test_groups_have_their_own_rates_and_what_they_do_not_hold_stays():
     model = build(uniform("post"))
-    own = {path: p.detach().clone() for path, p in model.named_parameters()}
+    before = {path: p.detach().clone() for path, p in model.named_parameters()}
     groups = [
         {"params": list(model.encoder.parameters()), "lr": 0.0},
         {"params": list(model.decoder.parameters()), "lr": 0.1},
     ]
-    found = trace_of(model).update(optim.SGD(groups))
-    moved = {path.split(".")[0] for path, x in found.items() if not torch.equal(x, own[path])}
+    updated = trace_of(model).update(optim.SGD(groups))
+    moved = {path.split(".")[0] for path, x in updated.items() if not torch.equal(x, before[path])}
     assert moved == {"decoder"}
 
 
@@ -133,8 +133,8 @@ def test_an_optimizer_without_a_closure_steps_on_its_gradients():
                     p -= self.rate * p.grad
 
     model = build(uniform("post"))
-    found = trace_of(model).update(Plain(model.parameters()))
-    same(found, trained(model, partial(optim.SGD, lr=0.5)))
+    updated = trace_of(model).update(Plain(model.parameters()))
+    same(updated, trained(model, partial(optim.SGD, lr=0.5)))
 
 
 def test_what_cannot_be_stepped_says_so():

@@ -50,9 +50,9 @@ def square(model: nn.Module, batch: Tensor) -> Tensor:
 
 def test_tensors_in_nested_values():
     a, b, c = torch.zeros(1), torch.ones(1), torch.ones(2)
-    found = dict(tensors_in(({"a": a, "none": None}, [1, Out(b, (c,))], "text")))
-    assert found.keys() == {(0, "a"), (1, 1, "hidden"), (1, 1, "more", 0)}
-    assert found[1, 1, "more", 0] is c
+    by_place = dict(tensors_in(({"a": a, "none": None}, [1, Out(b, (c,))], "text")))
+    assert by_place.keys() == {(0, "a"), (1, 1, "hidden"), (1, 1, "more", 0)}
+    assert by_place[1, 1, "more", 0] is c
 
 
 def test_batches_are_passed_by_their_kind():
@@ -108,14 +108,14 @@ def test_gradients_are_those_of_autograd_also_through_checkpoints(reentrant):
     calls: list[Tensor] = []
     model[0].weight.register_post_accumulate_grad_hook(calls.append)
     trace = Trace(model, X.clone().requires_grad_(), square)
-    found = trace.gradients
+    gradients = trace.gradients
     assert calls == [], "what the user does with a gradient that arrives is not done"
     assert all(p.grad is None for p in model.parameters())
     square(model, trace.batch).backward()
     assert len(calls) == 1
-    assert found.keys() == {"0.weight", "0.bias", "3.weight", "3.bias"}
-    assert all(torch.equal(g, model.get_parameter(path).grad) for path, g in found.items())
-    assert all(torch.equal(g, trace.slope.gradients[path]) for path, g in found.items())
+    assert gradients.keys() == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    assert all(torch.equal(g, model.get_parameter(path).grad) for path, g in gradients.items())
+    assert all(torch.equal(g, trace.slope.gradients[path]) for path, g in gradients.items())
 
 
 def test_gradients_in_taps_are_those_of_autograd():
@@ -159,17 +159,17 @@ def to_a_view(y: Tensor, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("grad", [True, False])
 def test_what_is_added_in_place_leaves_taps_as_they_were(add, grad):
     model, taps = Parallel(add), (Tap("a", "output"), Tap("b", "output"), Tap("", "output"))
-    found = []
+    of_each = []
     for model.add in (operator.add, add):
         trace = Trace(model, X, square, taps=taps)
         if not grad:
-            found.append([trace[tap].clone() for tap in taps])
+            of_each.append([trace[tap].clone() for tap in taps])
             continue
         with trace.with_graph() as passed:
-            held = [passed.taps[tap] for tap in taps]
-            found.append([x.detach().clone() for x in held])
-            found[-1] += torch.autograd.grad(passed.loss, [*held, *model.parameters()])
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+            tapped = [passed.taps[tap] for tap in taps]
+            of_each.append([x.detach().clone() for x in tapped])
+            of_each[-1] += torch.autograd.grad(passed.loss, [*tapped, *model.parameters()])
+    torch.testing.assert_close(of_each[1], of_each[0], rtol=0, atol=0)
 
 
 # ---------------------------------------------------------------------------------------------- other weights
@@ -198,21 +198,21 @@ def test_weights_that_a_further_change_does_not_name_stay():
 def test_a_shared_parameter_is_put_back_whatever_path_names_it():
     block = nn.Linear(4, 4)
     model = nn.Sequential(block, nn.Tanh(), block)
-    own = block.weight.detach().clone()
+    before = block.weight.detach().clone()
     with at_weights(model, {"2.weight": torch.zeros(4, 4)}):
         assert not model[0].weight.any()
     with at_weights(model, {"0.weight": torch.ones(4, 4), "2.weight": torch.zeros(4, 4)}):
         assert not model[0].weight.any()
-    assert torch.equal(block.weight, own)
+    assert torch.equal(block.weight, before)
 
 
 def test_autocast_casts_other_weights_anew():
     model, weight = nn.Linear(4, 4, bias=False), torch.zeros(4, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        own = model(X)
+        outputs = model(X)
         with at_weights(model, {"weight": weight}):
             assert not model(X).any()
-        assert torch.equal(model(X), own)
+        assert torch.equal(model(X), outputs)
 
 
 class Residual(nn.Module):

@@ -17,25 +17,16 @@ from torch import Tensor
 from normlab.base.units import count
 from normlab.checks.property import AT_REST, BACKWARD, Answers, fail, needs, note, property_of
 from normlab.errors import UserError
+from normlab.private_torch import viewed
 from normlab.trace.autograd import nodes_behind
 from normlab.trace.dry_run import parameters_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import block_of, siblings
 from normlab.trace.facts.twins import with_earlier_self
 from normlab.trace.facts.wiring import MULTIPLIED
-from normlab.trace.gradients import (
-    DIVERGENCE,
-    HARMLESS,
-    Along,
-    Found,
-    asleep,
-    constant_terms,
-    cuts_between,
-    hole,
-    lost_results,
-    silent_parameters,
-    trained_by_others,
-)
+from normlab.trace.finite_differences import Along
+from normlab.trace.gradients import HARMLESS, Found, asleep, hole, silent_parameters, trained_by_others
+from normlab.trace.loss_terms import DIVERGENCE, constant_terms, cuts_between, lost_results
 from normlab.trace.reach import is_installed
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.surrogates import beyond_surrogates
@@ -350,7 +341,7 @@ def _holes(step: StepUnderTest, gradient_of: Found) -> list[_Hole]:
         lengths.add(int(facts.padding.real.any(0).nonzero().max()) + 1)
     calls = step.exact.functions(*MULTIPLIED)
     factors = [x for call in calls for x in call.args if isinstance(x, Tensor)]
-    multiplied = {id(x._base if x._is_view() else x) for x in factors}  # a transposed weight is a view of it
+    multiplied = {id(viewed(x)) for x in factors}  # a transposed weight is a view of it
     matrices = {n: g for n, g in gradient_of.items() if g is not None and facts.roles.get(n) == "hidden"}
     holes: list[_Hole] = []
     for name, gradient in matrices.items():

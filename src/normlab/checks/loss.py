@@ -17,7 +17,6 @@ from normlab.checks.property import BACKWARD, FORWARD, OTHER_BATCHES, Answers, f
 from normlab.checks.step import step_and_whole
 from normlab.trace.autograd import gradients_in
 from normlab.trace.compare import distance
-from normlab.trace.equivalents import with_more_padding
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.drawn import predicts_from_a_code
 from normlab.trace.facts.facts import Facts
@@ -32,6 +31,7 @@ from normlab.trace.facts.targets import (
     over_one,
 )
 from normlab.trace.facts.tokens import Tokens
+from normlab.trace.rearranged import with_more_padding
 from normlab.trace.starts import is_of_library
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import Place, place_name

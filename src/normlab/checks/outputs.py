@@ -6,21 +6,23 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normlab.checks.property import BACKWARD, FORWARD, Answers, fail, needs, note, property_of
 from normlab.errors import UserError
+from normlab.private_torch import AnyDropout, runs_compiled
 from normlab.trace.budget import Cost
 from normlab.trace.compare import distance, part_ways, rounding_of, whole
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.drawn import scores_its_draws
 from normlab.trace.facts.facts import Facts
-from normlab.trace.gradients import Along
-from normlab.trace.restore import in_mode, same, same_random_state
+from normlab.trace.finite_differences import Along
+from normlab.trace.patching import in_mode
+from normlab.trace.restore import same, same_random_state
 from normlab.trace.rewrites import left_by
 from normlab.trace.starts import is_of_library
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.tensors import call_model, compiles, tensors_in
+from normlab.trace.tensors import call_model, tensors_in
 from normlab.trace.trace import Trace, at_weights
 
 
@@ -113,7 +115,9 @@ def training_equals_evaluation(step: StepUnderTest) -> Answers:
     "outputs",
     passes=14,
     uses=FORWARD,
-    applies=lambda step: needs(any(map(compiles, step.setup.model.modules())), "nothing of it is compiled"),
+    applies=lambda step: needs(
+        any(map(runs_compiled, step.setup.model.modules())), "nothing of it is compiled"
+    ),
 )
 def compiled_equals_plain(step: StepUnderTest) -> Answers:
     """The compiled model gives the outputs of the uncompiled one, in either mode, up to rounding."""
@@ -136,7 +140,7 @@ def compiled_equals_plain(step: StepUnderTest) -> Answers:
             torch.set_grad_enabled(training),
         ):
             for layer in model.modules():
-                if isinstance(layer, nn.modules.dropout._DropoutNd):
+                if isinstance(layer, AnyDropout):
                     layer.p = 0.0
             outputs = call_model(model, batch) if alone else step.loss_of(model, batch)
             return flat(x for _, x in tensors_in(outputs))

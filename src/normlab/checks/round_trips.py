@@ -12,15 +12,10 @@ from normlab.checks.property import FORWARD, OTHER_BATCHES, Answers, fail, needs
 from normlab.trace.budget import Cost
 from normlab.trace.compare import distance
 from normlab.trace.copies import copied_model
-from normlab.trace.equivalents import (
-    difference_when_loaded,
-    generated,
-    left_out,
-    low_calls,
-    roundings,
-    roundings_of_loss,
-)
 from normlab.trace.facts import Unknown
+from normlab.trace.generation import generated
+from normlab.trace.low_precision import low_calls, roundings, roundings_of_loss
+from normlab.trace.reloading import difference_when_loaded, left_out
 from normlab.trace.starts import NOT_MADE
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import loose_tensors, shared_names, tensors_in

@@ -8,6 +8,7 @@ from typing import Any
 
 from normlab.base.units import count
 from normlab.checks.property import AT_REST, Answers, fail, note, property_of
+from normlab.private_torch import children_of
 from normlab.trace.facts import stacks
 from normlab.trace.facts.stacks import sets_norm_or_dropout
 from normlab.trace.starts import equal_draws
@@ -101,7 +102,7 @@ def _in_several_places(step: StepUnderTest) -> Answers:
     """One module with parameters that stands in several places of a list, as in one that is multiplied."""
     repeated: list[str] = []
     for path, module in step.model.named_modules():
-        numbered = [(name, child) for name, child in module._modules.items() if name.isdigit() and child]
+        numbered = [(name, child) for name, child in children_of(module).items() if name.isdigit() and child]
         counts = Counter(id(child) for _, child in numbered)
         places = [name for name, child in numbered if counts[id(child)] > 1 and [*child.parameters()]]
         repeated += [f"{path}.{places[0]}".lstrip(".")] if places else []

@@ -13,14 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normlab.checks.property import OTHER_BATCHES, Answers, Violation, fail, needs, note, property_of
-from normlab.trace import compare, equivalents
+from normlab.trace import compare
 from normlab.trace.compare import Part, distance, part_of
+from normlab.trace.exchanged import exchanged_patches, exchanged_places, exchanged_tokens, runs_over_tokens
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.documents import repeats_documents
 from normlab.trace.facts.padding import Arranged, Padding
 from normlab.trace.facts.stacks import common, declares_itself, is_of_its_own_kind
 from normlab.trace.facts.tokens import Tokens, hidden_tokens, with_others
 from normlab.trace.facts.wiring import features_read
+from normlab.trace.rearranged import off_arranged, off_with_more_frames, places_along
+from normlab.trace.repeated import one_token, repeated, stream_variation, variation
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.tensors import Place, map_tensors, place_name, replaced
 
@@ -195,7 +198,7 @@ def padding(step: StepUnderTest) -> Answers:
             yield from test(step, tokens, padded)
     frames_are_compared = False
     if (frames := step.facts.frames) is not None:
-        size = equivalents.off_with_more_frames(step, frames)
+        size = off_with_more_frames(step, frames)
         frames_are_compared = not isnan(size)
         if size > step.rounding:
             say = f"one more frame of padding in {place_name(frames.place)} moves outputs by {size:.1e}"
@@ -233,10 +236,10 @@ def _arranged(step: StepUnderTest, tokens: Tokens, padded: Padding) -> Answers:
     then depend on how much padding there is, or if what is under it is seen, as under a mask of the loss.
     """
     facts, real, ways = step.facts, padded.real, padded.arranged()
-    main, where = tokens.place == facts.tokens.place, equivalents.places_along(facts, tokens, padded)
+    main, where = tokens.place == facts.tokens.place, places_along(facts, tokens, padded)
 
     def off(way: str, other: Arranged | None = None) -> float:  # may be NaN, neither above nor below
-        return equivalents.off_arranged(step, real, ways[way], other, **where) if way in ways else nan
+        return off_arranged(step, real, ways[way], other, **where) if way in ways else nan
 
     if (size := off("cut")) > step.rounding:
         advice = "pass the mask to every layer, and count positions from the first token"
@@ -262,7 +265,7 @@ def order(step: StepUnderTest) -> Answers:
     """
     facts, base, causal = step.facts, step.comparison.logits(step.exact), False
     if not facts.sources:
-        what, exchange = "patches", equivalents.exchanged_patches(facts, base)
+        what, exchange = "patches", exchanged_patches(facts, base)
     elif facts.tokens.ids.shape[1] < 6:
         raise Unknown("rows hold fewer than six tokens")
     else:
@@ -271,21 +274,21 @@ def order(step: StepUnderTest) -> Answers:
         if causal:
             yield from _in_each_layer(step)
             return
-        what, exchange = "tokens", equivalents.exchanged_tokens(facts, base)
+        what, exchange = "tokens", exchanged_tokens(facts, base)
     place = exchange.module or common([f.module for f in facts.lookups])
     exchanged = step.exact.again(batch=exchange.batch)
     other = step.comparison.logits(exchanged)
     unseen, say = distance(exchange.expected, other) <= step.rounding, f"swapping two {what}"
     if step.declare.positions is False:
         if not unseen and facts.sources:  # what the batch holds of a token goes with it
-            exchange = equivalents.exchanged_places(facts, base)
+            exchange = exchanged_places(facts, base)
             other = step.comparison.logits(step.exact.again(batch=exchange.batch))
             unseen = distance(exchange.expected, other) <= step.rounding
         if not unseen:
             yield fail(place, f"{say} does more than that to their outputs", UNORDERED)
     elif unseen:
         say += " only swaps their outputs"
-        if facts.sources and not equivalents.runs_over_tokens(step, exchanged):
+        if facts.sources and not runs_over_tokens(step, exchanged):
             yield note(place, f"{say}: no block runs over them, so what reads them reads a set")
         else:
             yield fail(place, say, ORDERED) if exchange.has_positions else note(place, say)
@@ -295,16 +298,16 @@ def _in_each_layer(step: StepUnderTest) -> Answers:
     rows, width = step.facts.tokens.ids.shape
     types = {x.dtype for x in (*step.model.parameters(), *step.model.buffers()) if x.is_floating_point()}
     least = ROUNDINGS * max(torch.finfo(dtype).eps for dtype in types)
-    trace = step.exact.again(batch=equivalents.one_token(step.facts))
-    layers = list(equivalents.repeated(trace, width))
+    trace = step.exact.again(batch=one_token(step.facts))
+    layers = list(repeated(trace, width))
     needs(layers, "no scores of self-attention are seen, so layers cannot be told apart")
     first, flat = layers[0], [one for one in layers if one.slope < least]
-    varies = equivalents.stream_variation(trace, first.module, (rows, width)) > least
+    varies = stream_variation(trace, first.module, (rows, width)) > least
     if step.declare.positions is False and (varies or len(flat) < len(layers)):
         yield fail(first.module, "what it makes of one repeated token differs by position", UNORDERED)
     if varies or step.declare.positions is False:
         return
-    if first.values is not None and equivalents.variation(first.values, 2) > least:
+    if first.values is not None and variation(first.values, 2) > least:
         yield fail(first.module, "values of one repeated token differ by position", "do not rotate values")
     if first.turned is not None and min(first.turned) < least < max(first.turned):
         turned, other = ("queries", "keys") if first.turned[0] > least else ("keys", "queries")
@@ -313,7 +316,7 @@ def _in_each_layer(step: StepUnderTest) -> Answers:
     # whatever attention weighs equal values by, their mean is the same at each position: outputs that differ
     # get their order from something else that follows, such as a recurrence or a convolution
     outputs = compare.laid_out(step.comparison.logits(trace), rows, width)
-    elsewhere = outputs is not None and equivalents.variation(outputs, 1) > step.rounding
+    elsewhere = outputs is not None and variation(outputs, 1) > step.rounding
     same = "the scores of one repeated token"
     if len(flat) == len(layers) and not elsewhere:
         say = f"{same} are the same at every distance in all layers, and nothing else tells positions apart"
@@ -343,7 +346,7 @@ def documents(step: StepUnderTest) -> Answers:
     yield from _moved(step, facts.other_tokens(here & first & ~border), part, what, advice)
     second = here & (numbers == numbers[row][~first[row]][0])
     alone = Padding(second, "", None, None).arranged()["cut"]
-    if (size := equivalents.off_arranged(step, second, alone)) > step.rounding:
+    if (size := off_arranged(step, second, alone)) > step.rounding:
         say = f"a document alone gives outputs {size:.1e} of their size off those in its row"
         yield fail("", say, "restart positions at each document, and masks at the token after an end")
     with suppress(Unknown):

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
+from normlab.private_torch import runs_compiled
 from normlab.trace.facts.stacks import within
 from normlab.trace.record import Seen, Want, matching, record
-from normlab.trace.tensors import Place, compiles, unwrap, unwrapped
+from normlab.trace.tensors import Place, unwrap, unwrapped
 
 Statistic = Callable[[Tensor], Tensor]
 
@@ -262,7 +263,7 @@ def observe(
 
 def _compiled(model: nn.Module, modules: Mapping[str, nn.Module]) -> set[str]:
     """Return the paths of the modules that run compiled."""
-    if any(compiles(m) for m in unwrapped(model)):
+    if any(runs_compiled(m) for m in unwrapped(model)):
         return set(modules)
-    roots = [path for path, module in modules.items() if compiles(module)]
+    roots = [path for path, module in modules.items() if runs_compiled(module)]
     return {path for path in modules if any(within(path, root) for root in roots)}

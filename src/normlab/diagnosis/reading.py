@@ -1,4 +1,12 @@
-"""Read the residual stream of a model from the numbers of one forward pass."""
+"""Read the residual stream of a model, sublayer by sublayer, from the numbers of one forward pass.
+
+A check finds the stream in another way (``normlab.trace.facts.stacks``), because it asks another question:
+whether whole blocks pass a stream on, and alike. It follows the graph of a pass, and makes the stream a
+million times as large; what a block does inside is open. A diagnosis asks what each branch in a block adds,
+by which factor, and where its norm is. The graph says what led to what, but not where one branch ends and the
+next begins. So the sums are looked for among the values that enter and leave modules. Where they are not
+seen, as where a branch is no module, a model cannot be read here, and can be checked all the same.
+"""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.base.optim_config import OptimConfig
 from normlab.base.registry import Registry
 from normlab.errors import UserError
 from normlab.optim.roles import Groups, parameter_groups
 from normlab.optim.schedule import check_schedule
+from normlab.private_torch import TorchDispatchMode
 
 OPTIMIZERS: Registry[Callable[[Groups, Tensor, OptimConfig], torch.optim.Optimizer]] = Registry("optimizer")
 """Builders of optimizers from parameters, learning rate and configuration."""

@@ -20,10 +20,11 @@ import torch.distributed.tensor.parallel
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.utils import clip_grad
 
 from normlab.parallel.observed import StepObserver, gathered_tensor
+from normlab.private_torch import CLIP, all_gather_function, attention_kernel, clip_by_norm
 from normlab.setups.recorder import Recorder
+from normlab.trace.patching import Clip, clipping
 
 DROPPING: Final = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 """Functions that draw which entries to drop, which processes draw differently."""
@@ -53,7 +54,7 @@ def use_one_kind_of_process() -> None:
     _replace(make_mesh, init_device_mesh)
     _replace(distributed.destroy_process_group, destroy_process_group)
     # on gloo its pieces are mixed up if the gradient that arrives is not contiguous, as on no accelerator
-    gather: Any = torch.distributed.nn.functional._AllGather
+    gather: Any = all_gather_function()
     backward = gather.backward
     gather.backward = staticmethod(
         lambda ctx, *gradients: backward(ctx, *(x.contiguous() for x in gradients))
@@ -81,15 +82,14 @@ def _kept(*args: Any, **kwargs: Any) -> Tensor:
 
 def note_norms(observer: StepObserver) -> None:
     """Note the norm of all gradients that ``clip_grad_norm_`` computes, and clips by."""
-    clip: Any = clip_grad._clip_grads_with_norm_  # what every way to clip by a norm ends in
 
-    @wraps(clip)
-    def clipped(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def noted(call: Clip) -> Iterator[None]:
         with observer.paused():
-            observer.norms.append(float(gathered_tensor(total_norm)))
-        return clip(parameters, max_norm, total_norm, *args, **kwargs)
+            observer.norms.append(float(gathered_tensor(call.norm)))
+        yield
 
-    clip_grad._clip_grads_with_norm_ = clipped
+    setattr(*CLIP, clipping(clip_by_norm(), noted))  # and nothing is put back
 
 
 class Plans:
@@ -210,7 +210,7 @@ def attention_over(mesh: DeviceMesh, places: Tensor) -> Iterator[None]:
     the same.
     """
     all_places = Gathered.apply(places, 0, mesh)
-    ring, attend = F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention
+    ring, attend = F.scaled_dot_product_attention, attention_kernel()
 
     def attended(*args: Any, **kwargs: Any) -> Tensor:
         given = dict(zip(OF_ATTENTION, args, strict=False)) | kwargs

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.base.reference import reference_arithmetic
+from normlab.private_torch import GROUPED_PRODUCTS
 from normlab.scaling.parametrisation import roles_in
 from normlab.setups.setup import Setup
 from normlab.trace.autograd import Weights
@@ -33,7 +34,7 @@ from normlab.trials.attempts import batches_of
 from normlab.trials.course import Course, read_course
 from normlab.trials.training import Training, train
 
-PRODUCTS: Final = (*MULTIPLIED, "conv1d", "conv2d", "grouped_mm", "_grouped_mm")
+PRODUCTS: Final = (*MULTIPLIED, "conv1d", "conv2d", *GROUPED_PRODUCTS)
 """Functions of torch that sum over the features of what they read."""
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from normlab.private_torch import tree_flatten, tree_unflatten
 from normlab.trace.tensors import Place, tensors_in, unwrap
 
 Number: TypeAlias = int

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Sampler
 
 from normlab.errors import UserError
+from normlab.private_torch import children_of
 from normlab.setups.ending import EnoughSeen
 from normlab.setups.files import KeptFileError
 from normlab.setups.harvest import Harvester
@@ -128,7 +129,7 @@ def _alive() -> list[Any]:
     # by their type: asking an object for its class may run code of its own
     everything = gc.get_objects()
     held = [x for x in everything if issubclass(type(x), STATEFUL)]
-    inner = {id(m) for x in held if isinstance(x, nn.Module) for m in x._modules.values()}
+    inner = {id(m) for x in held if isinstance(x, nn.Module) for m in children_of(x).values()}
     loaders = [x for x in everything if issubclass(type(x), (DataLoader, Sampler))]
     generators = [getattr(x, "generator", None) for x in loaders]
     held += [g for g in generators if isinstance(g, torch.Generator)]

@@ -25,6 +25,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from normlab.trace.patching import replace
+
 WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_TRUNC | os.O_CREAT
 """Flags of ``os.open`` by which a file may be changed or made."""
 ATTRIBUTES: Final = ("chmod", "chown", "lchown", "lchmod", "chflags", "utime", "setxattr", "removexattr")
@@ -456,9 +458,3 @@ def shown(path: Any) -> str:
 
 def _is_empty_folder(place: str) -> bool:
     return os.path.isdir(place) and not os.listdir(place)
-
-
-def replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
-    """Set an attribute, and put the old one back when the stack is closed."""
-    stack.callback(setattr, owner, name, vars(owner)[name])
-    setattr(owner, name, new)

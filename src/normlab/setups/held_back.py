@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
-from types import MethodType
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from normlab.setups.arguments import flattened
+from normlab.trace.patching import replace_step, run_closure
 
 
 class HeldBack:
@@ -19,58 +17,49 @@ class HeldBack:
 
     def __init__(self, leave_out: Callable[[Optimizer], None]) -> None:
         self._leave_out = leave_out
-        self._earlier_steps: list[tuple[Optimizer, Any]] = []
-        """Each with the ``step`` that its instance had before, if any."""
+        self._held: list[tuple[Optimizer, ExitStack]] = []
+        """Each with what puts its ``step`` back."""
         self._active = True
 
     def add(self, optimizer: Optimizer) -> None:
         """Hold back the steps of an optimizer."""
-        earlier, real = vars(optimizer).get("step"), optimizer.step
+        real = optimizer.step
 
         def step(held: Optimizer, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not self._active:
                 return real(*args, **kwargs) if closure is None else real(closure, *args, **kwargs)
-            loss = None
-            if callable(closure):  # computes the loss and its gradient, as Lightning has it
-                with torch.enable_grad():
-                    loss = closure()
+            loss = run_closure(closure)
             if self._holds_others(held):
                 return real(*args, **kwargs)  # and their own steps come here
             self._leave_out(held)
             return loss
 
-        self._earlier_steps.append((optimizer, earlier))
-        optimizer.step = MethodType(wraps(real)(step), optimizer)  # type: ignore[method-assign]
+        until_released = ExitStack()
+        replace_step(until_released, optimizer, step)
+        self._held.append((optimizer, until_released))
 
     def _holds_others(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer is a container of others, whose steps are its own."""
-        held = [x for value in vars(optimizer).values() for x in flattened(value)[0]]
-        others = [other for other, _ in self._earlier_steps if other is not optimizer]
-        return any(x is other for x in held for other in others)
+        inside = [x for value in vars(optimizer).values() for x in flattened(value)[0]]
+        others = [other for other, _ in self._held if other is not optimizer]
+        return any(x is other for x in inside for other in others)
 
     @contextmanager
     def stepping_freely(self, optimizer: Any) -> Iterator[None]:
         """Put back the real ``step`` of an optimizer inside this block, if it is held back."""
-        held = [pair for pair in self._earlier_steps if pair[0] is optimizer]
-        for pair in held:
-            _put_back(*pair)
-            self._earlier_steps.remove(pair)
+        was_held = [pair for pair in self._held if pair[0] is optimizer]
+        for pair in was_held:
+            self._held.remove(pair)
+            pair[1].close()
         try:
             yield
         finally:
-            if held:
+            if was_held:
                 self.add(optimizer)
 
     def release(self) -> None:
         """Put back the ``step`` of every optimizer; one that somebody holds is the real one from now on."""
         self._active = False
-        for optimizer, earlier in self._earlier_steps:
-            _put_back(optimizer, earlier)
-        self._earlier_steps.clear()
-
-
-def _put_back(optimizer: Optimizer, earlier: Any) -> None:
-    if earlier is None:
-        del optimizer.step
-    else:
-        optimizer.step = earlier  # type: ignore[method-assign]
+        for _, until_released in self._held:
+            until_released.close()
+        self._held.clear()

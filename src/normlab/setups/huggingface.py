@@ -23,6 +23,7 @@ from normlab.setups.named import NamedSetup
 from normlab.setups.setup import Declaration, Setup
 from normlab.setups.shrink import LARGE, Build, count_parameters, shrunk, within_reason
 from normlab.setups.sizes import entries
+from normlab.trace.patching import in_mode
 from normlab.trace.restore import same_random_state
 
 ROWS: Final = 4
@@ -242,16 +243,12 @@ def _asks_at_first_position(model: nn.Module, batch: Batch) -> bool:
     """
     labels = batch["labels"].clone()
     labels[:, 1:] = IGNORED
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
+        with in_mode(model, training=False), torch.no_grad():
             loss, with_others = (model(**{**batch, "labels": x}).loss for x in (labels, labels.roll(1, 0)))
         return bool(loss.isfinite() and loss != with_others)
     except Exception:  # the check says so, in its own words
         return False
-    finally:
-        model.train(was_training)
 
 
 def _require_text(model: nn.Module, batch: Batch, head: str) -> None:

@@ -16,8 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from normlab.private_torch import (
+    is_functorch_wrapped,
+    is_traceable_wrapper_subclass,
+    table_of_buffers,
+    table_of_parameters,
+)
 from normlab.trace.kept import MOST_BYTES
 
 
@@ -74,7 +79,7 @@ class ModuleState:
         copied again; of frozen parameters no more than ``most_bytes`` are, of other tensors ``MOST_BYTES``.
         """
         for part in module.modules():
-            tables: list[dict[str, Any]] = [part._parameters, part._buffers, vars(part)]
+            tables: list[dict[str, Any]] = [table_of_parameters(part), table_of_buffers(part), vars(part)]
             for table in tables:
                 if not isinstance(table, dict):
                     continue  # as in a compiled TorchScript module, which makes it anew each time
@@ -176,11 +181,11 @@ class WeightPlaces:
     def add(self, module: nn.Module) -> None:
         """Add the parameters of a module and of those in it."""
         for part in module.modules():
-            for name, p in part._parameters.items():
+            for name, p in table_of_parameters(part).items():
                 if p is None or not p.requires_grad or id(p) in self._places:
                     continue
                 if (memory := memory_of(p)) is not None:
-                    self._places[id(p)] = part._parameters, name
+                    self._places[id(p)] = table_of_parameters(part), name
                     self._in_memory.setdefault(memory, set()).add(id(p))
 
     def among(self, tensors: Iterable[Tensor]) -> dict[int, tuple[dict[str, Any], str]]:
@@ -200,7 +205,7 @@ def memory_of(tensor: Tensor) -> int | None:
     """Return the place of a tensor's numbers in memory; None if it has none of its own, as one that a
     function of ``torch.func`` wraps.
     """
-    if not _can_be_copied(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if not _can_be_copied(tensor) or is_functorch_wrapped(tensor):
         return None
     return tensor.untyped_storage().data_ptr()
 

@@ -8,6 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from normlab.private_torch import is_functorch_wrapped
+
 SAMPLE: Final = 64
 """So many entries are kept as they are."""
 
@@ -59,7 +61,7 @@ def is_outlined(tensor: Tensor) -> bool:
     """Return whether a tensor is one of those that only a proof asks for: it was computed of parameters."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_meta:
         return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # it has no entries of its own
+    if is_functorch_wrapped(tensor):  # it has no entries of its own
         return False
     is_computed = tensor.requires_grad and tensor.grad_fn is not None
     return is_computed and tensor.is_floating_point() and tensor.numel() > 0

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._functorch import apis, eager_transforms
-from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
-from torch.utils.data import dataloader
 
-from normlab.setups.process import set_stance, stance
+from normlab.private_torch import CLIP, FUNCTIONAL_GRADIENT, VMAP, LoaderIterator, set_stance, stance
 from normlab.setups.recorder import Recorder
 from normlab.setups.recording import Event
+from normlab.trace.patching import Clip, clipping, replace
 
 RecorderT = TypeVar("RecorderT", bound=Recorder)
 Patch: TypeAlias = Callable[[Recorder, Any], Any]
@@ -31,9 +29,7 @@ def recorded(recorder: RecorderT) -> Iterator[RecorderT]:
     """
     with ExitStack() as stack:
         for owner, name, patch in PATCHES:
-            original = vars(owner)[name]  # as it is defined: a class method is not bound here
-            stack.callback(setattr, owner, name, original)
-            setattr(owner, name, patch(recorder, original))
+            replace(stack, owner, name, patch(recorder, vars(owner)[name]))
         stack.callback(_compile_again, recorder, stance())
         stack.callback(recorder.end)
         stack.enter_context(recorder)
@@ -105,13 +101,11 @@ def _fetch(recorder: Recorder, fetch: Any) -> Any:
 def _clip(recorder: Recorder, clip: Any) -> Any:
     """``clip_grad_norm_`` ends here, also where a library imported it by name before."""
 
-    @wraps(clip)
-    def clipped(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-        held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        with recorder.changing_gradients(Event("clip", held, largest_norm=float(max_norm))):
-            return clip(held, max_norm, *args, **kwargs)
+    def around(call: Clip) -> AbstractContextManager[None]:
+        event = Event("clip", call.parameters, largest_norm=float(call.largest_norm))
+        return recorder.changing_gradients(event)
 
-    return clipped
+    return clipping(clip, around)
 
 
 def _compile(recorder: Recorder, compile_: Any) -> Any:
@@ -190,11 +184,11 @@ PATCHES: Final[tuple[tuple[Any, str, Patch], ...]] = (
     (Tensor, "backward", _backward),
     (torch.autograd, "backward", _backward),
     (torch.autograd, "grad", _gradient),
-    (apis, "vmap_impl", _vectorized),
-    (eager_transforms, "grad_and_value_impl", _functional_gradient),
+    (*VMAP, _vectorized),
+    (*FUNCTIONAL_GRADIENT, _functional_gradient),
     (torch.autograd.Function, "apply", _apply),
-    (dataloader._BaseDataLoaderIter, "__next__", _fetch),
-    (clip_grad, "_clip_grads_with_norm_", _clip),
+    (LoaderIterator, "__next__", _fetch),
+    (*CLIP, _clip),
     (torch, "compile", _compile),
     (torch.amp.GradScaler, "scale", _scale),
     (torch.amp.GradScaler, "unscale_", _unscale),

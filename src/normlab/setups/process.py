@@ -6,7 +6,6 @@ import gc
 import logging
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import threading
@@ -20,16 +19,20 @@ import numpy
 import torch
 from torch import distributed
 
+from normlab.private_torch import (
+    PRECISIONS,
+    default_device,
+    flags,
+    precision,
+    set_precision,
+    set_stance,
+    stance,
+)
+
 Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
 """How to read a setting of the process, and how to set it."""
 
 STREAMS: Final = ("stdin", "stdout", "stderr", "excepthook", "displayhook")
-PRECISIONS: Final = [
-    (backend, operation)
-    for backend in ("generic", "cuda", "mkldnn")
-    for operation in ("all", "matmul", "conv", "rnn")
-]
-"""What torch has a precision of float32 for."""
 
 
 @contextmanager
@@ -91,7 +94,7 @@ def _settings_of_python() -> Iterator[Setting]:
 
 def _settings_of_torch() -> Iterator[Setting]:
     yield torch.get_default_dtype, torch.set_default_dtype
-    yield _default_device, torch.set_default_device
+    yield default_device, torch.set_default_device
     yield torch.get_num_threads, torch.set_num_threads
     yield torch.is_grad_enabled, torch.set_grad_enabled
     yield torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
@@ -106,20 +109,11 @@ def _settings_of_torch() -> Iterator[Setting]:
 
 
 def _flags_of_torch() -> Iterator[Setting]:
-    """Yield what ``torch.backends`` sets: each is a pair of functions in torch's core, named alike."""
-    core = torch._C
-    getters = {name: getattr(core, name) for name in dir(core) if name.startswith("_get_")}
-    for name, get in getters.items():
-        kernel = re.fullmatch(r"_get_(\w+)_sdp_enabled", name)
-        put = getattr(
-            core, f"_set_sdp_use_{kernel[1]}" if kernel else name.replace("_get_", "_set_", 1), None
-        )
-        if put is not None:
-            yield from _readable(get, put)
+    """Yield what ``torch.backends`` sets, as far as it can be read."""
+    for get, put in flags():
+        yield from _readable(get, put)
     for place in PRECISIONS:
-        yield from _readable(
-            partial(core._get_fp32_precision_getter, *place), partial(core._set_fp32_precision_setter, *place)
-        )
+        yield from _readable(partial(precision, *place), partial(set_precision, *place))
 
 
 def _readable(get: Callable[[], Any], put: Callable[..., Any]) -> Iterator[Setting]:
@@ -138,27 +132,9 @@ def _readable(get: Callable[[], Any], put: Callable[..., Any]) -> Iterator[Setti
         yield read, write
 
 
-def _default_device() -> torch.device | None:
-    """Return the default device; None if none was set, where ``torch.get_default_device`` says the CPU."""
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device
-
-
 def _anomalies() -> tuple[bool, bool]:
     return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
 
 
 def _determinism() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def stance() -> Any:
-    """Return whether functions are compiled; None as long as nothing that compiles is imported."""
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
-    return None if compiler is None else compiler._stance
-
-
-def set_stance(before: Any) -> None:
-    """Set what ``stance`` returned."""
-    compiler = sys.modules["torch._dynamo.eval_frame"]
-    compiler._set_stance(compiler.DynamoStance() if before is None else before)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from normlab.private_torch import mark_as_stepped, tree_flatten, tree_unflatten
 from normlab.setups.arguments import Arguments, Number, Reference
 from normlab.setups.callers import calling_line
 from normlab.setups.dataflow import DataflowRecorder
@@ -425,7 +425,7 @@ class Recorder(DataflowRecorder):
         has_gradients = any(p.grad is not None for p in parameters_of(optimizer))
         self.recording.drop_discarded()
         self.note(Event("step", optimizer, has_gradients=has_gradients, rates=rates))
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # or its schedule would warn
+        mark_as_stepped(optimizer)
         if len(self.recording.stepped) < self._chosen:
             return  # the chosen one has not stepped yet
         counted = optimizer if self._chosen == 1 else self.recording.stepped[self._chosen - 1]

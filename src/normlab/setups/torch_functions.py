@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from normlab.private_torch import tree_map_only
 from normlab.setups.arguments import flattened
 from normlab.setups.values import is_value
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from normlab.private_torch import version_of
 from normlab.setups.arguments import Arguments, Number, Reference
 from normlab.setups.numbers import is_followed
 from normlab.setups.outlines import Outline, is_outlined
@@ -159,7 +160,7 @@ def is_value(argument: Any) -> bool:
 
 def times_written(tensor: Tensor) -> int | None:
     """Return how often a tensor was written to; None where torch does not count, as in inference mode."""
-    return None if tensor.is_inference() else tensor._version
+    return None if tensor.is_inference() else version_of(tensor)
 
 
 def _version_of_data(value: Any) -> int:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from normlab.base.memory import gibibytes
 from normlab.base.units import count
 from normlab.errors import NoStepError, UserError
+from normlab.private_torch import schedulers_in
 from normlab.setups.arguments import Number
 from normlab.setups.flow import MOST_APART, Flow
 from normlab.setups.gradients import parameters_of
@@ -243,7 +244,7 @@ def _scheduler(
     of several, those that this step does not step, such as one that follows after each epoch.
     """
     # a schedule that is made of others steps them itself
-    inner = {id(s) for outer in schedulers for s in getattr(outer, "_schedulers", ())}
+    inner = {id(s) for outer in schedulers for s in schedulers_in(outer)}
     schedulers = [scheduler for scheduler in schedulers if id(scheduler) not in inner]
     groups = [id(optimizer.param_groups) for optimizer in optimizers]
     # a wrapper around an optimizer, such as Accelerate's, shows the groups of what it wraps

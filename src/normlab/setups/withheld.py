@@ -18,8 +18,10 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any, Final
 
+from normlab.private_torch import JIT_SAVERS
 from normlab.setups.callers import calling_line, is_library
-from normlab.setups.files import KeptFiles, place_of, replace, shown
+from normlab.setups.files import KeptFiles, place_of, shown
+from normlab.trace.patching import replace
 
 LIGHTNING: Final = ("lightning.pytorch", "pytorch_lightning")
 SAVERS: Final[Mapping[str, Sequence[str]]] = {
@@ -27,8 +29,7 @@ SAVERS: Final[Mapping[str, Sequence[str]]] = {
     "torch": ("save",),
     "torch.serialization": ("save",),
     "torch.jit": ("save",),
-    "torch.jit._serialization": ("save",),
-    "torch.jit._script": ("RecursiveScriptModule.save",),
+    **JIT_SAVERS,
     "torch.export": ("save",),
     "torch.distributed.checkpoint": ("save", "async_save"),
     "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),

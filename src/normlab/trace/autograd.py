@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
+from normlab.private_torch import gradient_hooks
 
 Weights: TypeAlias = Mapping[str, Tensor]
 """Parameters, or what belongs to each, by path."""
@@ -87,7 +88,7 @@ def _by_backward(
         for p in model.parameters():
             stack.callback(setattr, p, "grad", p.grad)
             p.grad = None
-            if hooks := p._post_accumulate_grad_hooks:
+            if hooks := gradient_hooks(p):
                 stack.callback(hooks.update, OrderedDict(hooks))
                 hooks.clear()
         loss.backward(retain_graph=retain_graph)

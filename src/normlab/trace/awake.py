@@ -3,6 +3,9 @@
 At the start of a training ReZero's scalars, and FixUp's and LoRA's last matrices, are zero: whatever their
 branches compute, the output does not depend on it. An awake model holds small draws in their place. In
 float64 rounding is so small that what two runs show beyond it is a real difference.
+
+``diagnosis.recording`` wakes a model in its own way: there a branch must add something that is seen in
+float32 beside the stream, so its draws are larger, and it counts as zero what is too small for that.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def unnoted_distance(a: Tensor, b: Tensor) -> float:
     if not a.numel():
         return 0.0
     a, b = a.detach().double(), b.detach().double()
-    same = (a == b) | (a.isnan() & b.isnan())
-    apart = (a - b).abs().masked_fill(same, 0.0)
+    are_equal = (a == b) | (a.isnan() & b.isnan())
+    apart = (a - b).abs().masked_fill(are_equal, 0.0)
     if not torch.isfinite(apart).all():
         return float("inf")
     size = torch.maximum(a.nan_to_num(0, 0, 0).abs().max(), b.nan_to_num(0, 0, 0).abs().max())
@@ -54,9 +54,9 @@ def blame(a: Trace, b: Trace, part: Part, limit: float) -> str:
     """Return the first module, in order of completion, whose inputs agree in the part but whose outputs do
     not, or "" if there is none.
     """
-    for one, other in zip(a.events, b.events, strict=False):
-        if one.module != other.module or part_ways(one, other, part, limit):
-            return one.module
+    for event, other in zip(a.events, b.events, strict=False):
+        if event.module != other.module or part_ways(event, other, part, limit):
+            return event.module
     return ""
 
 
@@ -129,9 +129,9 @@ def rounding_of(trace: Trace, value: Callable[[Trace], Tensor]) -> float:
 
 def rounded(parameters: Weights, draw: torch.Generator) -> tuple[dict[str, Tensor], float]:
     """Return the parameters, each changed by at most one rounding, and the largest relative rounding."""
-    own = {n: p.detach() for n, p in parameters.items() if p.is_floating_point()}
-    eps = max(torch.finfo(p.dtype).eps for p in own.values())
-    return {n: shaken(p, eps, draw) for n, p in own.items()}, eps
+    floating = {n: p.detach() for n, p in parameters.items() if p.is_floating_point()}
+    eps = max(torch.finfo(p.dtype).eps for p in floating.values())
+    return {n: shaken(p, eps, draw) for n, p in floating.items()}, eps
 
 
 def shaken(x: Tensor, eps: float, draw: torch.Generator) -> Tensor:

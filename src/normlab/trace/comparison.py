@@ -86,11 +86,11 @@ class Comparison:
         if x is None or y is None:
             raise Unknown("the output has no axis for positions, or holds nothing that can be compared there")
         size = unnoted_distance(x, y)
-        found = Located(size, blame(a, b, part, self.rounding)) if size > self.rounding else None
-        module = "" if found is None else found.module
+        differs = size > self.rounding
+        module = blame(a, b, part, self.rounding) if differs else ""
         numbers = (x.numel(), of_first.numel())
         note_runs(a, b, numbers=numbers, size=size, limit=self.rounding, module=module)
-        return found
+        return Located(size, module) if differs else None
 
     # ------------------------------------------------------------------------------------- what rounding does
 

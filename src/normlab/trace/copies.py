@@ -19,11 +19,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from normlab.private_torch import is_functorch_wrapped, is_traceable_wrapper_subclass
 from normlab.setups.setup import Loss
 from normlab.trace.autograd import Weights
 from normlab.trace.budget import require_time
@@ -262,7 +261,7 @@ class _Reads(TorchFunctionMode):
 def _marks_of(x: Tensor) -> Iterator[Any]:
     """Yield what a tensor is known by: itself, and its storage, if it has one, which its views have too."""
     yield id(x)
-    is_wrapper = is_traceable_wrapper_subclass(x) or is_functorch_wrapped_tensor(x)
+    is_wrapper = is_traceable_wrapper_subclass(x) or is_functorch_wrapped(x)
     if x.layout is torch.strided and not x.is_meta and not is_wrapper:
         storage = x.untyped_storage()
         if storage.nbytes():
@@ -371,10 +370,10 @@ def _uses(called: nn.Module, weights: Weights, batch: Any, loss_of: Loss, *watch
     """
     uses = list[Use]()
 
-    def watched_loss(model: nn.Module, given: Any) -> Any:
+    def watched_loss(model: nn.Module, batch: Any) -> Any:
         with ExitStack() as stack:
-            uses[:] = [stack.enter_context(use_of(one)) for one in watched]
-            return loss_of(model, given)
+            uses[:] = [stack.enter_context(use_of(module)) for module in watched]
+            return loss_of(model, batch)
 
     try:
         Trace(called, batch, watched_loss).once()

@@ -1,4 +1,10 @@
-"""A whole step of training, run on copies, and what its optimizers see when they are called."""
+"""Run a whole step of training on copies, and see what its optimizers find when they are called.
+
+The step is the user's own, or a plain one. What it does with gradients between the loss and the optimizer,
+such as accumulating, scaling and clipping, is seen from outside: gradients are multiplied as backward passes
+them on, and what stands in the place of each optimizer's ``step`` looks at them. The optimizers act only if
+rates are given.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
+from normlab.private_torch import forget_unscaled, is_in_backward, table_of_buffers, version_of
 from normlab.setups.setup import Loss, StepFunction
 from normlab.trace.autograd import Weights
 from normlab.trace.budget import begin_pass
@@ -24,6 +30,7 @@ from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.functions import Functions
 from normlab.trace.lookups import lookups_in_range
+from normlab.trace.patching import Clip, replace, replace_clipping, replace_step, run_closure, same_modes
 from normlab.trace.restore import generators_of_copies, same, same_globals, same_random_state
 from normlab.trace.tensors import Side, copied_batch, eager, forward_hooks, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
@@ -118,10 +125,9 @@ class DryRun:
         begin_pass()
         seen = ObservedStep(self.own(batch))
         with ExitStack() as stack:
-            mode, buffers = Functions(exact=self.exact, dropout=False), list[Any]()
-            for module in self.model.modules():
-                buffers.append(module._buffers)
-                stack.callback(setattr, module, "training", module.training)
+            stack.enter_context(same_modes(self.model))
+            mode = Functions(exact=self.exact, dropout=False)
+            buffers = [table_of_buffers(module) for module in self.model.modules()]
             drawn_from = generators_of_copies(self.model, *self.optimizers, self.scheduler)
             chance = same_random_state(seed, drawn_from)
             guards = (same_globals(), same(buffers, parameters=False), eager(), chance)
@@ -140,8 +146,10 @@ class DryRun:
                 try:
                     self.step(self.model, map_tensors(seen.batch, lambda _, x: x), optimizer, self.scheduler)
                 except TypeError as error:
-                    if error.__traceback__ and error.__traceback__.tb_next:
+                    was_called = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+                    if was_called:
                         raise
+                    # it takes other arguments
                     raise UserError(f"step(model, batch, optimizer, scheduler) raised {error}") from error
         return seen
 
@@ -158,17 +166,16 @@ class DryRun:
         self.original = None
 
     def _trace(self, batch: Any, **changes: Any) -> Trace:
-        own = self.own(batch)
         fixed = {"dropout": False, "exact": self.exact, "seed": SEED, "rewritten": self.rewritten}
-        return Trace(self.model, own, self.loss_of, **fixed, **changes)
+        return Trace(self.model, self.own(batch), self.loss_of, **fixed, **changes)
 
     def gradients(self, batch: Any, *, training: bool, **changes: Any) -> Weights:
         """Return samples of the gradients of the loss in the parameters that the optimizers hold."""
         for p in self.model.parameters():
             p.grad = None
-        held = {self.names.get(id(p)) for p in parameters_of(self.optimizers)}
-        every = self._trace(batch, training=training, **changes).gradients.items()
-        return {n: sample(g) for n, g in every if n in held and g is not None}
+        trained = {self.names.get(id(p)) for p in parameters_of(self.optimizers)}
+        gradients = self._trace(batch, training=training, **changes).gradients
+        return {n: sample(g) for n, g in gradients.items() if n in trained and g is not None}
 
     def losses(self, batch: Any, rates: Sequence[float]) -> list[float]:
         """Return the losses of a batch before each step and after the last, until it is learnt.
@@ -185,10 +192,10 @@ class DryRun:
 
     def rounding(self, batch: Any) -> float:
         """Return the share of the gradient that changes when each parameter changes by one rounding."""
-        base = self.gradients(batch, training=True)
+        gradients = self.gradients(batch, training=True)
         moved, eps = rounded(dict(self.model.named_parameters()), torch.Generator().manual_seed(0))
-        other = self.gradients(batch, training=True, weights=moved)
-        return 4 * fit(other, base).rest + eps
+        gradients_there = self.gradients(batch, training=True, weights=moved)
+        return 4 * fit(gradients_there, gradients).rest + eps
 
     def own(self, batch: Any) -> Any:
         """Return the batch with its own tensors, in the precision of the model."""
@@ -208,53 +215,69 @@ class DryRun:
             stack.callback(grown.remove)
 
     def _watch_calls(self, seen: ObservedStep, stack: ExitStack, rates: Sequence[float] | None) -> None:
-        def replace(owner: Any, name: str, new: Callable[..., Any]) -> None:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, new)
-
-        def scheduled(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            seen.calls.append("scheduler")
-            return own(*args, **kwargs)
-
-        def clipped(own: Callable[..., Any], parameters: Any, *args: Any) -> None:
-            held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            own(held, *args)
-            seen.clips.append((frozenset(map(id, held)), _norm_of(held)))
-            seen.fresh -= {*map(id, held)}
-
-        def stepped(own: Callable[..., Any], i: int, *args: Any, **kwargs: Any) -> Any:
-            closure = args[0] if args else kwargs.get("closure")
-            if rates is None and callable(closure):
-                with torch.enable_grad():
-                    closure()
-            if i not in seen.calls:
-                self._look(seen, self.optimizers[i])
-            seen.calls.append(i)
-            for group, rate in zip(groups_of(self.optimizers), rates or (), strict=bool(rates)):
-                group["lr"] = rate
-            return own(*args, **kwargs) if rates is not None else None
-
-        for i, optimizer in enumerate(self.optimizers):
-            replace(optimizer, "step", partial(stepped, optimizer.step, i))
+        """Note in which order the step calls its optimizers, its scheduler and what clips gradients."""
+        for number, optimizer in enumerate(self.optimizers):
+            replace_step(stack, optimizer, self._noted_step(seen, number, optimizer.step, rates))
         if self.scheduler is not None:
-            replace(self.scheduler, "step", partial(scheduled, self.scheduler.step))
-        clip = "_clip_grads_with_norm_"
-        replace(clip_grad, clip, partial(clipped, getattr(clip_grad, clip)))
-        replace(torch.amp.GradScaler, "update", lambda scaler, *_: scaler._per_optimizer_states.clear())
+            replace(stack, self.scheduler, "step", _noted_schedule(seen, self.scheduler.step))
+        replace_clipping(stack, partial(_noted_clip, seen))
+        # the scaler is the user's own, and this step is not to change its scale
+        replace(stack, torch.amp.GradScaler, "update", lambda scaler, *_: forget_unscaled(scaler))
+
+    def _noted_step(
+        self, seen: ObservedStep, number: int, real: Callable[..., Any], rates: Sequence[float] | None
+    ) -> Callable[..., Any]:
+        """Return what an optimizer calls in place of its step: without ``rates`` it only looks."""
+
+        def stepped(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if rates is None:
+                run_closure(args[0] if args else kwargs.get("closure"))
+            if number not in seen.calls:
+                self._look(seen, optimizer)
+            seen.calls.append(number)
+            if rates is None:
+                return None
+            if rates:  # by group, of all optimizers
+                for group, rate in zip(groups_of(self.optimizers), rates, strict=True):
+                    group["lr"] = rate
+            return real(*args, **kwargs)
+
+        return stepped
 
     def _look(self, seen: ObservedStep, optimizer: Optimizer) -> None:
-        unscale = 1 / float(scale) if (scale := getattr(optimizer, "grad_scale", None)) is not None else 1.0
+        """Note the gradients and weights that an optimizer finds, and what became of clipped gradients."""
+        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it in its step
+        unscale = 1.0 if scale is None else 1 / float(scale)
         for p in parameters_of([optimizer]):
             if p.grad is not None and id(p) in self.names:
                 seen.gradients[self.names[id(p)]] = sample(p.grad) * unscale
                 seen.weights[self.names[id(p)]] = sample(p)
-        own = {id(p): p for p in self.model.parameters()}
-        for held, left in () if seen.clipped else reversed(seen.clips):
-            norm = _norm_of(own[i] for i in held if i in own)
-            if not seen.undone and not seen.clipped & held and abs(norm - left) > 1e-3 * left:
+        if seen.clipped:
+            return
+        parameters = {id(p): p for p in self.model.parameters()}
+        for held, left in reversed(seen.clips):
+            norm = _norm_of(parameters[number] for number in held if number in parameters)
+            is_last_of_these = not seen.clipped & held
+            if not seen.undone and is_last_of_these and abs(norm - left) > 1e-3 * left:
                 seen.undone = left, norm
             seen.clipped |= held
             seen.late |= bool(held & seen.fresh)
+
+
+def _noted_schedule(seen: ObservedStep, real: Callable[..., Any]) -> Callable[..., Any]:
+    def scheduled(*args: Any, **kwargs: Any) -> Any:
+        seen.calls.append("scheduler")
+        return real(*args, **kwargs)
+
+    return scheduled
+
+
+@contextmanager
+def _noted_clip(seen: ObservedStep, call: Clip) -> Iterator[None]:
+    yield
+    held = {id(p) for p in call.parameters}
+    seen.clips.append((frozenset(held), _norm_of(call.parameters)))
+    seen.fresh -= held
 
 
 @contextmanager
@@ -277,7 +300,7 @@ class _PassWatch:
     def __init__(self, model: nn.Module, seen: ObservedStep) -> None:
         self._names = [name for name, _ in model.named_parameters()]
         self._parameters = list(model.parameters())
-        self._versions = [p._version for p in self._parameters]
+        self._versions = [version_of(p) for p in self._parameters]
         self._at_first: list[int] = []
         """The versions when the first pass began."""
         self._kind = self._parameters[0].device.type
@@ -287,7 +310,7 @@ class _PassWatch:
 
     def see(self, path: str, side: Side, _: Any) -> None:
         """Take note of a module that is entered or left."""
-        if torch._C._current_graph_task_id() != -1:  # a backward pass runs it again, as checkpoints do
+        if is_in_backward():  # a backward pass runs it again, as checkpoints do
             return
         if side == "output":
             self._inside.pop()
@@ -298,7 +321,7 @@ class _PassWatch:
             return
         if outermost:
             self._first = path if self._first is None else self._first
-            versions = [p._version for p in self._parameters]
+            versions = [version_of(p) for p in self._parameters]
             self._seen.moved = versions != self._versions
             self._at_first = self._at_first or versions
             pairs = zip(self._names, versions, self._at_first, strict=True)
@@ -318,9 +341,10 @@ def learnt(losses: Sequence[float]) -> bool:
 
 def written(before: Any, after: Any) -> str | None:
     """Return the entry of a batch that a step wrote to, by more than rounding, or None."""
-    own = dict(tensors_in(before))
+    earlier = dict(tensors_in(before))
     for place, x in tensors_in(after):
-        if distance(x, own[place]) > torch.finfo(torch.float32).eps * x.is_floating_point():
+        allowed = torch.finfo(torch.float32).eps if x.is_floating_point() else 0.0
+        if distance(x, earlier[place]) > allowed:
             return ".".join(map(str, place)) or "step"
     return None
 
@@ -328,7 +352,8 @@ def written(before: Any, after: Any) -> str | None:
 def sample(x: Tensor) -> Tensor:
     """Return evenly spaced entries of a tensor, in float64; all of them if they are few."""
     flat = (x.to_dense() if x.is_sparse else x).detach().reshape(-1)
-    return flat[:: flat.numel() // SAMPLED | 1].to(torch.float64, copy=True)
+    apart = flat.numel() // SAMPLED | 1  # odd, so that not all of them are in a few columns of a matrix
+    return flat[::apart].to(torch.float64, copy=True)
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
@@ -361,22 +386,29 @@ def fit(gradients: Weights, want: Weights, scale: float = 1.0) -> Fit:
     """Return the factor k in gradients / scale = k · want and what it leaves; 1 and 0 if both are zero. Those
     of single parameters that are 0 may be missing.
     """
-    zeros = {n: torch.zeros_like(g) for n, g in {**gradients, **want}.items()}
-    if not any(bool(g.any()) for own in (gradients, want) for g in own.values()):
+    if not any(bool(g.any()) for g in (*gradients.values(), *want.values())):
         return Fit(1.0, 0.0)
-    wide = ([g.to("cpu", torch.float64) for g in {**zeros, **own}.values()] for own in (gradients, want))
-    g, w = map(torch.cat, wide)
+    zeros = {n: torch.zeros_like(g) for n, g in {**gradients, **want}.items()}
+    g, w = (_as_one_vector({**zeros, **some}) for some in (gradients, want))
     k = float(g @ w) / scale / max(float(w @ w), 1e-300)
     return Fit(k, float((g - k * scale * w).norm()) / max(float(g.norm()), 1e-300))
 
 
+def _as_one_vector(gradients: Weights) -> Tensor:
+    return torch.cat([g.to("cpu", torch.float64) for g in gradients.values()])
+
+
 def splits(trace: Trace, facts: Facts, rounding: float) -> bool:
-    """Return whether the loss of the whole batch is the mean or the sum of its rows' losses."""
+    """Return whether the loss of the whole batch is the mean or the sum of its rows' losses; each row counts
+    as often as it has targets, or once if these are unknown.
+    """
     try:
         counts = facts.targets.counted.reshape(facts.rows, -1).sum(1).tolist()
     except (Unknown, RuntimeError):
         counts = [1] * facts.rows
-    rows = [facts.with_rows(torch.tensor([i])) for i in range(len(counts))]
-    losses = [float(trace.again(batch=row).loss) if n else 0.0 for row, n in zip(rows, counts, strict=True)]
-    mean = sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)
+    losses = list[float]()
+    for row, count in enumerate(counts):  # a row without targets has no mean over them
+        batch = facts.with_rows(torch.tensor([row]))
+        losses.append(float(trace.again(batch=batch).loss) if count else 0.0)
+    mean = sum(count * loss for count, loss in zip(counts, losses, strict=True)) / sum(counts)
     return any(abs(float(trace.loss) - x) <= rounding * abs(x) for x in (mean, sum(losses)))

@@ -1,4 +1,10 @@
-"""See and change calls of torch functions: their types, their dropout, and the parameters that they read."""
+"""See and change the calls of torch's functions in a pass: their types, their dropout, what they read and
+write.
+
+Each class here is a mode of torch: inside its block every function of torch is handed to it, with its
+arguments, and it returns what the function should return. Most call it as it is and take notes; some call it
+differently.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +12,28 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from types import CodeType, FunctionType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from normlab.errors import UserError
+from normlab.private_torch import (
+    GRADIENT_SWITCH,
+    GROUPED_PRODUCTS,
+    TorchDispatchMode,
+    is_functorch_wrapped,
+    is_traceable_wrapper_subclass,
+    without_function_modes,
+)
 from normlab.trace.autograd import Weights
+from normlab.trace.patching import replace
 from normlab.trace.tensors import map_tensors, tensors_in
 
 WIDE: Final = torch.float64
@@ -59,10 +73,12 @@ class FunctionCall(NamedTuple):
         """Return the products `[…, H, T, S]` of queries and keys of ``scaled_dot_product_attention``, times
         their factor, before masks and biases.
         """
-        q, k, scale = self.argument(0, "query"), self.argument(1, "key"), self.argument(6, "scale")
-        if q.shape[-3] != k.shape[-3]:
-            k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
-        return q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        queries, keys = self.argument(0, "query"), self.argument(1, "key")
+        heads, heads_of_keys = queries.shape[-3], keys.shape[-3]
+        if heads != heads_of_keys:  # several heads of queries share those of keys
+            keys = keys.repeat_interleave(heads // heads_of_keys, -3)
+        scale = self.argument(6, "scale")
+        return queries @ keys.mT * (queries.shape[-1] ** -0.5 if scale is None else scale)
 
     @property
     def draws(self) -> bool:
@@ -81,7 +97,7 @@ class FunctionMode(TorchFunctionMode, ABC):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func is F.multi_head_attention_forward:
+        if func is F.multi_head_attention_forward:  # which torch would hand over as a whole
             with self._still():
                 return _seen_through(func)(*args, **kwargs)
         return self.called(func, args, kwargs)
@@ -138,44 +154,57 @@ def _widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     """Return the same call with float64 wherever it names a narrower floating type."""
     if func in CASTS:
         func = Tensor.double
-    if getattr(func, "__name__", "") in ("grouped_mm", "_grouped_mm"):
+    if getattr(func, "__name__", "") in GROUPED_PRODUCTS:
         func = _grouped_mm  # torch has no kernel of it for float64
-    args = tuple(WIDE if _narrow(a) else a for a in args)
-    if func is Tensor.to and len(args) > 1 and isinstance(args[1], Tensor) and args[1].dtype in NARROW:
-        args = (args[0], args[1].device, WIDE, *args[2:])
-    if _narrow(kwargs.get("dtype")):
+    args = tuple(WIDE if _is_narrow(argument) else argument for argument in args)
+    other = args[1] if len(args) > 1 else None
+    if func is Tensor.to and isinstance(other, Tensor) and other.dtype in NARROW:
+        args = (args[0], other.device, WIDE, *args[2:])  # of the other tensor, only the device is taken over
+    if _is_narrow(kwargs.get("dtype")):
         kwargs["dtype"] = WIDE
     return func, args, kwargs
 
 
-def _narrow(x: Any) -> bool:
-    return isinstance(x, torch.dtype) and x in NARROW
+def _is_narrow(value: Any) -> bool:
+    """Return whether a value is a floating type narrower than float64."""
+    return isinstance(value, torch.dtype) and value in NARROW
 
 
 def _grouped_mm(x: Tensor, weights: Tensor, offs: Tensor | None = None, **_: Any) -> Tensor:
     """Multiply groups of rows `[N, K]`, which end at ``offs``, with a matrix `[K, M]` each."""
     if offs is None or x.ndim != 2 or weights.ndim != 3:
         return x @ weights
-    ends = [0, *offs.tolist()]
-    groups = [x[a:b] @ w for a, b, w in zip(ends, ends[1:], weights, strict=False)]
-    return torch.cat([*groups, x[ends[-1] :] @ weights[-1]])
+    bounds = [0, *offs.tolist()]
+    products = [
+        x[start:end] @ matrix for (start, end), matrix in zip(pairwise(bounds), weights, strict=False)
+    ]
+    rows_in_no_group = x[bounds[-1] :] @ weights[-1]
+    return torch.cat([*products, rows_in_no_group])
 
 
 def _without_dropout(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if func not in DROPOUTS and func is not F.scaled_dot_product_attention:
+    """Return the arguments of the same call with the probability to drop an entry set to 0."""
+    if func in DROPOUTS:
+        place, name = 1, "p"
+    elif func is F.scaled_dot_product_attention:
+        place, name = 4, "dropout_p"
+    else:
         return args, kwargs
-    place, name = (1, "p") if func in DROPOUTS else (4, "dropout_p")
     if len(args) > place:
         return (*args[:place], 0.0, *args[place + 1 :]), kwargs
     return args, {**kwargs, name: 0.0}
 
 
 def _seen_through(func: FunctionType) -> FunctionType:
-    """Return the same function without its own dispatch to the mode, so that its inner calls are seen."""
-    blind = {name: lambda *_: False for name in func.__globals__ if name.startswith("has_torch_function")}
-    seen = FunctionType(func.__code__, {**func.__globals__, **blind}, func.__name__, func.__defaults__)
+    """Return the same function without its own dispatch to the mode, so that its inner calls are seen.
+
+    It begins by asking ``has_torch_function``, which answers that a mode is on, and hands itself over again,
+    without an end. So its code runs with other globals, in which the answer is no.
+    """
+    no = {name: lambda *_: False for name in func.__globals__ if name.startswith("has_torch_function")}
+    seen = FunctionType(func.__code__, {**func.__globals__, **no}, func.__name__, func.__defaults__)
     seen.__kwdefaults__ = func.__kwdefaults__
     return seen
 
@@ -185,23 +214,20 @@ def own_functions(see: Callable[[FunctionCall], Any]) -> Iterator[None]:
     """Inside this block, pass each call of an autograd function written in Python to ``see``, which may
     return another result.
     """
-    base = torch.autograd.Function
-    own = base.__dict__["apply"]
+    torchs_own = vars(torch.autograd.Function)["apply"].__func__
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         RUNNING.append(cls)
         try:
-            result = own.__func__(cls, *args, **kwargs)
+            result = torchs_own(cls, *args, **kwargs)
         finally:
             RUNNING.pop()
         other = see(FunctionCall(OWN, "", args, kwargs, result))
         return result if other is None else other
 
-    base.apply = classmethod(apply)  # type: ignore[assignment]
-    try:
+    with ExitStack() as stack:
+        replace(stack, torch.autograd.Function, "apply", classmethod(apply))
         yield
-    finally:
-        base.apply = own  # type: ignore[method-assign]
 
 
 Which: TypeAlias = tuple[str, int]
@@ -262,7 +288,7 @@ class Detachments(FunctionMode):
         """
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is torch._C._set_grad_enabled:
+        if func is GRADIENT_SWITCH:
             return self._switched(enabled=args[0])
         if func in CUTS and args[0].requires_grad:
             where = self._running(), _calling_file()
@@ -272,9 +298,9 @@ class Detachments(FunctionMode):
                 return joined
         result = func(*args, **kwargs)
         if self._opened:
-            live = [x for _, x in tensors_in(result) if x.requires_grad]
-            if live:
-                self.seen.setdefault(self._opened[-1], []).extend(live)
+            with_graph = [x for _, x in tensors_in(result) if x.requires_grad]
+            if with_graph:
+                self.seen.setdefault(self._opened[-1], []).extend(with_graph)
         return result
 
     def _switched(self, *, enabled: bool) -> None:
@@ -286,7 +312,7 @@ class Detachments(FunctionMode):
             if self._undone(*where):
                 self._opened.append(where)
                 return
-        torch._C._set_grad_enabled(enabled)
+        GRADIENT_SWITCH(enabled)
 
 
 def _calling_file() -> str:
@@ -304,10 +330,10 @@ class Narrowings(TorchDispatchMode):
         self.types: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():  # or a mode would see the operation, and widen it
+        with without_function_modes():  # or a mode would see the operation, and widen it
             result = func(*args, **(kwargs or {}))
         if any(x.dtype is WIDE for _, x in tensors_in((args, kwargs or {}))):
-            self.types |= {x.dtype for _, x in tensors_in(result) if _narrow(x.dtype)}
+            self.types |= {x.dtype for _, x in tensors_in(result) if _is_narrow(x.dtype)}
         return result
 
 
@@ -316,20 +342,20 @@ class Preserve(FunctionMode):
     the copy has the value and the gradient that the tensor had before.
     """
 
-    def __init__(self, held: dict[Any, Tensor]) -> None:
+    def __init__(self, recorded: dict[Any, Tensor]) -> None:
         super().__init__()
-        self._held = held
+        self._recorded = recorded
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        written = [*(args[:1] if writes(func, kwargs) else ()), kwargs.get("out")]
-        storages = {x.untyped_storage().data_ptr() for _, x in tensors_in(written)}
+        written = {x.untyped_storage().data_ptr() for x in _written_by(func, args, kwargs)}
         copies: dict[int, Tensor] = {}
-        for key, x in self._held.items() if storages else ():
-            own = x.is_leaf and x.requires_grad  # autograd allows no writes to these
-            if id(x) not in copies and x.untyped_storage().data_ptr() in storages and not own:
+        for key, x in self._recorded.items() if written else ():
+            is_parameter = x.is_leaf and x.requires_grad  # autograd allows no writes to these
+            if id(x) not in copies and x.untyped_storage().data_ptr() in written and not is_parameter:
                 copies[id(x)] = x.clone()
+                # from here on the graph leads from the tensor to the copy: its gradient arrives there
                 x.copy_(copies[id(x)])
-            self._held[key] = copies.get(id(x), x)
+            self._recorded[key] = copies.get(id(x), x)
         return func(*args, **kwargs)
 
 
@@ -341,8 +367,8 @@ class ReadOnly(FunctionMode):
         self._names = names
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for _, x in tensors_in([*(args[:1] if writes(func, kwargs) else ()), kwargs.get("out")]):
-            is_wrapper = is_traceable_wrapper_subclass(x) or is_functorch_wrapped_tensor(x)
+        for x in _written_by(func, args, kwargs):
+            is_wrapper = is_traceable_wrapper_subclass(x) or is_functorch_wrapped(x)
             has_storage = x.layout is torch.strided and not is_wrapper
             if has_storage and (name := self._names.get(x.untyped_storage().data_ptr())) is not None:
                 raise UserError(
@@ -355,8 +381,17 @@ class ReadOnly(FunctionMode):
 def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
     """Return whether a function of torch writes to its first argument."""
     name = getattr(func, "__name__", "")
-    inplace = (name.endswith("_") and not name.startswith("_")) or bool(kwargs.get("inplace"))
-    return inplace or name == "__setitem__" or (name.startswith("__i") and name not in READING)
+    if kwargs.get("inplace"):
+        return True
+    is_named_so = name.endswith("_") and not name.startswith("_")  # as add_
+    is_assignment = name == "__setitem__" or (name.startswith("__i") and name not in READING)  # as __iadd__
+    return is_named_so or is_assignment
+
+
+def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the tensors that a call writes to: its first argument, or ``out``."""
+    written = [*(args[:1] if writes(func, kwargs) else ()), kwargs.get("out")]
+    yield from (x for _, x in tensors_in(written))
 
 
 FILLS: Final = ("normal_", "uniform_", "zero_", "fill_")
@@ -392,17 +427,22 @@ class Writes(FunctionMode):
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target = args[0] if args else kwargs.get("tensor")
         if id(target) in self._data:
-            target = self._data[id(target)][1]
+            _, target = self._data[id(target)]
         result = func(*args, **kwargs)
-        if isinstance(target, nn.Parameter):
-            if func == DATA.__get__:
-                self._data[id(result)] = result, target
-            elif writes(func, kwargs) or func == DATA.__set__:
-                by, through = _caller()
-                if not any(module.startswith("torch.nn.modules") for module in through):
-                    is_plain = "torch.nn.init" in through or func.__name__ in FILLS
-                    self.seen.setdefault(id(target), []).append(Write(func.__name__, by, is_plain))
+        if not isinstance(target, nn.Parameter):
+            return result
+        if func == DATA.__get__:
+            self._data[id(result)] = result, target
+        elif writes(func, kwargs) or func == DATA.__set__:
+            self._note(target, func.__name__)
         return result
+
+    def _note(self, parameter: nn.Parameter, function: str) -> None:
+        by, through = _caller()
+        if any(module.startswith("torch.nn.modules") for module in through):
+            return
+        is_plain = "torch.nn.init" in through or function in FILLS
+        self.seen.setdefault(id(parameter), []).append(Write(function, by, is_plain))
 
 
 def _caller() -> tuple[CodeType, set[str]]:
@@ -428,6 +468,17 @@ class ParameterReading(NamedTuple):
     """The result minus what the function returns if only this parameter has its other value."""
 
 
+class _OfParameters(NamedTuple):
+    """A parameter, or what a function of parameters alone returned."""
+
+    parameter: str
+    """The path of the first of them."""
+    tensor: Tensor
+    """Held so that no other tensor gets its ``id``."""
+    other: Tensor
+    """Its value at the other values of the parameters."""
+
+
 class Readings(FunctionMode):
     """Passes each reading of the parameters in ``others`` (other values by path) to ``see``.
 
@@ -444,40 +495,60 @@ class Readings(FunctionMode):
         instead: frozenset[tuple[str, int]] = frozenset(),
     ) -> None:
         super().__init__()
-        named = dict(model.named_parameters())
-        self._known: dict[int, tuple[str, Tensor, Tensor]] = {
-            id(p): (n, p, others[n].detach()) for n, p in named.items() if n in others
+        self._known: dict[int, _OfParameters] = {
+            id(p): _OfParameters(path, p, others[path].detach())
+            for path, p in model.named_parameters()
+            if path in others
         }
+        """By ``id``: the parameters, and what functions of them alone returned."""
         self._see, self._instead, self._counts = see, instead, Counter[str]()
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        given = [x for _, x in tensors_in((args, kwargs))]
-        known = {id(x): x for x in given if id(x) in self._known}
+        tensors = [x for _, x in tensors_in((args, kwargs))]
+        known = list(dict.fromkeys(id(x) for x in tensors if id(x) in self._known))
         if not known or writes(func, kwargs) or kwargs.get("out") is not None:
             return result  # a second call would write again
 
-        def other(*ids: int) -> Any:
-            own, named = map_tensors(
-                (args, kwargs), lambda _, x: self._known[id(x)][2] if id(x) in ids else x
+        def with_other_values_of(ids: Collection[int]) -> Any:
+            """Call the function again with the other values of these tensors."""
+            other_args, other_kwargs = map_tensors(
+                (args, kwargs), lambda _, x: self._known[id(x)].other if id(x) in ids else x
             )
-            return func(*own, **named)
+            return func(*other_args, **other_kwargs)
 
-        if all(id(x) in known for x in given):
-            if made := [x for _, x in tensors_in(result) if id(x) not in self._known]:
-                first = self._known[next(iter(known))][0]
-                twins = [x for _, x in tensors_in(other(*known))]
-                self._known |= {id(x): (first, x, y) for x, y in zip(made, twins, strict=False)}
-        elif isinstance(result, Tensor) and result.is_floating_point():
-            instead = list[int]()
-            for i in known:
-                parameter = self._known[i][0]
-                nth = self._counts[parameter]
-                self._counts[parameter] += 1
-                if self._see is not None:
-                    self._see(ParameterReading(parameter, nth, name, result - other(i)))
-                if (parameter, nth) in self._instead:
-                    instead.append(i)
-            return other(*instead) if instead else result
-        return result
+        if all(id(x) in self._known for x in tensors):
+            self._follow(result, self._known[known[0]].parameter, lambda: with_other_values_of(known))
+            return result
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return result
+        return self._read(result, getattr(func, "__name__", ""), known, with_other_values_of)
+
+    def _follow(self, result: Any, parameter: str, other_result: Callable[[], Any]) -> None:
+        """Let what a function of parameters alone returned count as the first of them."""
+        new = [x for _, x in tensors_in(result) if id(x) not in self._known]
+        if not new:
+            return
+        others = [x for _, x in tensors_in(other_result())]
+        for x, other in zip(new, others, strict=False):
+            self._known[id(x)] = _OfParameters(parameter, x, other)
+
+    def _read(
+        self,
+        result: Tensor,
+        function: str,
+        known: Sequence[int],
+        other_result: Callable[[Collection[int]], Any],
+    ) -> Any:
+        """Show each parameter that a function reads, and return what the function is to return."""
+        instead = list[int]()
+        for number in known:
+            parameter = self._known[number].parameter
+            nth = self._counts[parameter]
+            self._counts[parameter] += 1
+            if self._see is not None:
+                change = result - other_result([number])
+                self._see(ParameterReading(parameter, nth, function, change))
+            if (parameter, nth) in self._instead:
+                instead.append(number)
+        return other_result(instead) if instead else result

@@ -1,4 +1,10 @@
-"""What objects hold, remembered so that it can be put back bit for bit."""
+"""Remember what objects hold, so that it can be put back bit for bit.
+
+A step of anybody's code may write to anything that it reaches. ``Kept`` walks through all of it (``reach``),
+and remembers for each value how to put back what it holds: of containers the entries, of objects the
+attributes, of tensors and arrays the numbers, of generators their state. What cannot be put back, such as an
+open file, is replaced meanwhile by a stand-in that raises when it is used.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +20,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from operator import is_
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.errors import UserError
+from normlab.private_torch import TABLES_OF_HOOKS, is_traceable_wrapper_subclass
 from normlab.trace.reach import (
-    HOOKS,
     NEVER,
     Kind,
     Search,
@@ -82,7 +87,7 @@ class Kept(Search):
         self._parameters, self._bytes_left = parameters, most_bytes
         self._most_alone = max(most_bytes, MOST_BYTES)
         self._undo: list[Callable[[], None]] = []
-        self._storages: dict[Any, tuple[UntypedStorage, UntypedStorage, list[Tensor]]] = {}
+        self._storages: dict[Any, _SavedStorage] = {}
         self._names: dict[int, str] = {}
         self._owners: dict[int, Any] = {}
         """The objects by the dict of their attributes."""
@@ -95,10 +100,10 @@ class Kept(Search):
         ``MOST_DATA`` bytes of it are copied: drawing reads data, and fills small buffers. How much was
         searched before leaves it no less room.
         """
-        room, count = self.room, self._bytes_left
+        room, bytes_left = self.room, self._bytes_left
         self.room, self._bytes_left, self._drawing = self._most, MOST_DATA, True
         self.walk(*roots)
-        self.room, self._bytes_left, self._drawing = room, count, False
+        self.room, self._bytes_left, self._drawing = room, bytes_left, False
         self.is_complete = True
         self._of_data = set(self.known)
         self.generators.clear()  # they decide which batches are drawn, and no step draws from them
@@ -114,12 +119,8 @@ class Kept(Search):
         for container in self.empty:
             if container:
                 container.clear()
-        for storage, before, views in self._storages.values():
-            if storage.nbytes() != before.nbytes():
-                storage.resize_(before.nbytes())
-            if not _bytes(storage, before.device).equal(_bytes(before, before.device)):
-                storage.copy_(before)
-                torch.autograd.graph.increment_version([x for x in views if not x.is_inference()])
+        for saved in self._storages.values():
+            saved.put_back()
         if errors:
             raise errors[0]
 
@@ -275,27 +276,9 @@ class Kept(Search):
     def _keep_tensor(self, x: Tensor, way: Way) -> None:
         if is_lazy(x):
             return
-        inner = next(inside(x), None) is not None
-        is_leaf, gradient = x.is_leaf, x.grad if x.is_leaf else None
-        data, trained, place = x if inner else x.data, x.requires_grad, _place(x)
-        hooks = {name: getattr(x, name) for name in HOOKS}
-
-        def undo() -> None:
-            if _place(x) != place:
-                x.data = data
-            if is_leaf and not x.is_leaf:
-                x.detach_()
-            if is_leaf and x.requires_grad is not trained:
-                x.requires_grad_(trained)
-            if is_leaf and x.grad is not gradient:
-                x.grad = gradient
-            for name, before in hooks.items():
-                if before is None and (added := getattr(x, name)) is not None:
-                    added.clear()  # autograd may still hold it
-                    setattr(x, name, None)
-
-        self._undo.append(undo)
-        if not inner and (self._parameters or not isinstance(x, nn.Parameter)):
+        holds_others = next(inside(x), None) is not None
+        self._undo.append(_TensorState(x, holds_others=holds_others).put_back)
+        if not holds_others and (self._parameters or not isinstance(x, nn.Parameter)):
             self._keep_bits(x, way)
 
     def _keep_bits(self, x: Tensor, way: Way) -> None:
@@ -307,8 +290,55 @@ class Kept(Search):
                         self.read_only[storage.data_ptr()] = self._name(x)
                     return
                 away = self._parameters and storage.device.type != "cpu"
-                self._storages[key] = storage, storage.cpu() if away else storage.clone(), []
-            self._storages[key][2].append(x)
+                copy_of_bits = storage.cpu() if away else storage.clone()
+                self._storages[key] = _SavedStorage(storage, copy_of_bits, [])
+            self._storages[key].views.append(x)
+
+
+class _TensorState:
+    """What a tensor is, apart from its numbers: where these lie, and what autograd knows of it."""
+
+    def __init__(self, x: Tensor, *, holds_others: bool) -> None:
+        self._tensor = x
+        self._place = _place(x)
+        # another tensor with the same storage, which keeps it alive until it is put back
+        self._data = x if holds_others else x.data
+        self._is_leaf, self._requires_grad = x.is_leaf, x.requires_grad
+        self._gradient = x.grad if x.is_leaf else None
+        self._hooks = {name: getattr(x, name) for name in TABLES_OF_HOOKS}
+
+    def put_back(self) -> None:
+        x = self._tensor
+        if _place(x) != self._place:
+            x.data = self._data
+        if self._is_leaf:
+            if not x.is_leaf:
+                x.detach_()
+            if x.requires_grad is not self._requires_grad:
+                x.requires_grad_(self._requires_grad)
+            if x.grad is not self._gradient:
+                x.grad = self._gradient
+        for name, before in self._hooks.items():
+            if before is None and (added := getattr(x, name)) is not None:
+                added.clear()  # autograd may still hold it
+                setattr(x, name, None)
+
+
+class _SavedStorage(NamedTuple):
+    """The memory of a tensor, a copy of its bits, and the tensors that are views of it."""
+
+    storage: UntypedStorage
+    before: UntypedStorage
+    views: list[Tensor]
+
+    def put_back(self) -> None:
+        storage, before = self.storage, self.before
+        if storage.nbytes() != before.nbytes():
+            storage.resize_(before.nbytes())
+        if not _bytes(storage, before.device).equal(_bytes(before, before.device)):
+            storage.copy_(before)
+            # as any write does, or a backward pass through an older graph would not notice
+            torch.autograd.graph.increment_version([x for x in self.views if not x.is_inference()])
 
 
 COUNTERS: Final = tuple(
@@ -349,8 +379,9 @@ def _storages(x: Tensor) -> list[UntypedStorage]:
 
 
 def _bytes(storage: UntypedStorage, device: torch.device) -> Tensor:
-    here = storage if storage.device == device else storage.cpu()
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(here)
+    """Return the bits of a storage as numbers of one byte, on this device."""
+    on_device = storage if storage.device == device else storage.cpu()
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(on_device)
 
 
 def _place(x: Tensor) -> Any:
@@ -422,10 +453,10 @@ def _put_back_cell(cell: types.CellType, before: Any) -> None:
 
 def _put_back_names(namespace: dict[str, Any], before: dict[str, Any]) -> None:
     for name, value in before.items():
-        if value is MISSING and not isinstance(namespace.get(name), types.ModuleType):  # imports are for good
-            namespace.pop(name, None)
-        elif value is MISSING:
-            continue
+        if value is MISSING:
+            is_import = isinstance(namespace.get(name), types.ModuleType)
+            if not is_import:  # which is for good
+                namespace.pop(name, None)
         elif namespace.get(name, MISSING) is not value:
             namespace[name] = value
 

@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from normlab.private_torch import EMBEDDING_BAG_OPERATORS, INDEX_PUT, UNSAFE_INDEX, TorchDispatchMode
 
 _ATEN: Final = torch.ops.aten
 
@@ -88,10 +89,10 @@ def _entries(x: Tensor, indices: Sequence[Tensor | None], *_: Any) -> Iterator[L
 
 _Lookups: TypeAlias = Callable[..., Iterator[Lookup]]
 _LOOKUPS: Final[Mapping[Any, _Lookups]] = {
-    **dict.fromkeys((_ATEN.embedding, _ATEN._embedding_bag, _ATEN._embedding_bag_forward_only), _rows),
+    **dict.fromkeys((_ATEN.embedding, *EMBEDDING_BAG_OPERATORS), _rows),
     **dict.fromkeys((_ATEN.nll_loss_forward, _ATEN.nll_loss2d_forward), _classes),
-    **dict.fromkeys((_ATEN.index, _ATEN._unsafe_index), _entries),
-    **dict.fromkeys((_ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_), _entries),
+    **dict.fromkeys((_ATEN.index, UNSAFE_INDEX), _entries),
+    **dict.fromkeys((_ATEN.index_put, _ATEN.index_put_, INDEX_PUT), _entries),
     **dict.fromkeys((_ATEN.gather, _ATEN.index_select, _ATEN.index_add, _ATEN.index_add_), _along),
     **dict.fromkeys((_ATEN.index_copy, _ATEN.index_copy_, _ATEN.index_fill, _ATEN.index_fill_), _along),
     **dict.fromkeys((_ATEN.scatter, _ATEN.scatter_, _ATEN.scatter_add, _ATEN.scatter_add_), _along),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
+from normlab.private_torch import TABLES_OF_MODULES
 from normlab.setups.setup import Setup, shown
 from normlab.trace.autograd import twin_of
 from normlab.trace.copies import copied_model, lead_to_copies
@@ -46,18 +47,17 @@ class Held:
 
         ``depends_on_others`` measures it.
         """
-        rules = {str(v).lower() for k, v in self.group.items() if k != "params"}
-        mixed = "betas" in self.group or any("adam" in rule for rule in rules)
-        return bool(self.group.get("use_muon", "muon" in type(self.optimizer).__name__.lower() and not mixed))
+        options = {str(value).lower() for name, value in self.group.items() if name != "params"}
+        has_other_rule = "betas" in self.group or any("adam" in option for option in options)
+        is_of_muon = "muon" in type(self.optimizer).__name__.lower()
+        return bool(self.group.get("use_muon", is_of_muon and not has_other_rule))
 
     @property
     def may_be_orthogonal(self) -> bool:
         """Whether the optimizer's class or the group speaks of Muon, whatever else it steps."""
-        words = [type(self.optimizer).__name__]
-        words += [
-            word for k, v in self.group.items() if k != "params" for word in (k, v) if isinstance(word, str)
-        ]
-        return any("muon" in word.lower() for word in words)
+        options = {name: value for name, value in self.group.items() if name != "params"}
+        words = (type(self.optimizer).__name__, *options, *options.values())
+        return any("muon" in word.lower() for word in words if isinstance(word, str))
 
 
 def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
@@ -65,11 +65,14 @@ def held(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[Held]:
     can be trained. Raises Unknown if there are none.
     """
     names = {id(p): n for n, p in model.named_parameters() if p.numel()}
-    groups = ((g, o) for o in optimizers for g in o.param_groups)
-    every = [Held(names[id(p)], p, g, o) for g, o in groups for p in g["params"] if id(p) in names]
-    if not every:
+    of_model = list[Held]()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            parameters = [p for p in group["params"] if id(p) in names]
+            of_model += [Held(names[id(p)], p, group, optimizer) for p in parameters]
+    if not of_model:
         raise Unknown("the optimizer holds no parameter of the model, to which the loss gives its gradients")
-    return every
+    return of_model
 
 
 def copied(
@@ -83,28 +86,35 @@ def copied(
     model, ready, scheduler = unwrap(setup.model), setup.optimizers, setup.scheduler
     if setup.optimizer is None:
         raise Unknown("no optimizer was handed over: pass optimizer=")
-    bound = scheduler if hasattr(scheduler, "step") else None
     memo = {} if memo is None else memo
-    if all(isinstance(o, Optimizer) for o in ready):
-        if hollow:
-            states = (t for o in ready for s in o.state.values() for _, t in tensors_in(s))
-            memo |= {id(x): x for x in [model, *parameters_of(ready), *states]}
-        with _refused_by(model):
-            model = copied_model(model, memo)
+    are_made = all(isinstance(optimizer, Optimizer) for optimizer in ready)
+    if are_made and hollow:  # what is in the memo already is shared
+        states = (
+            x for optimizer in ready for state in optimizer.state.values() for _, x in tensors_in(state)
+        )
+        memo |= {id(x): x for x in [model, *parameters_of(ready), *states]}
+    optimizers = list[Optimizer]()
+    with _refused_by(model):
+        twin = copied_model(model, memo)
+        if are_made:
             optimizers = [copy.deepcopy(o, memo) if hollow else twin_of(o, memo) for o in ready]
-            bound = deep_copy(bound, memo)
-    else:
-        with _refused_by(model):
-            model, bound = copied_model(model, memo), deep_copy(bound, memo)
-        made = made_by("optimizer(model)", setup.optimizer, model, "param_groups")
-        optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
+        # one that is handed over as a function is made below, of the copies
+        bound = deep_copy(scheduler, memo) if hasattr(scheduler, "step") else None
+    if not are_made:
+        optimizers = made_optimizers(setup.optimizer, twin)
     if scheduler is not None and bound is None:
-        several = optimizers if len(optimizers) > 1 else optimizers[0]
-        bound = made_by("scheduler(optimizer)", scheduler, several, "step")
+        of = optimizers if len(optimizers) > 1 else optimizers[0]
+        bound = made_by("scheduler(optimizer)", scheduler, of, "step")
     lead_to_copies(memo)  # functions may hold what only an optimizer lists, such as an adapter's weights
     if not hollow:
-        nn.Module.zero_grad(model)
-    return model, optimizers, bound
+        nn.Module.zero_grad(twin)
+    return twin, optimizers, bound
+
+
+def made_optimizers(make: Any, model: nn.Module) -> list[Optimizer]:
+    """Return the optimizers that a user's function makes of a model: one, or a list."""
+    made = made_by("optimizer(model)", make, model, "param_groups")
+    return list(made) if isinstance(made, (list, tuple)) else [made]
 
 
 @contextmanager
@@ -123,7 +133,7 @@ def uncopyable(model: nn.Module) -> str:
     """Return the path of the first plain attribute of a module that cannot be copied; empty if all can be."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if name in ("_parameters", "_buffers", "_modules"):
+            if name in TABLES_OF_MODULES:
                 continue
             try:
                 deep_copy(value)
@@ -137,21 +147,22 @@ def rebound(function: Any, memo: dict[int, Any]) -> Any:
     if not isinstance(function, FunctionType) or id(function) in memo:
         return memo.get(id(function), function)
 
-    def own(value: Any) -> Any:
+    def for_copies(value: Any) -> Any:
         if isinstance(value, FunctionType):
             return rebound(value, memo)
-        known = id(value) in memo or any(id(x) in memo for _, x in tensors_in(value))
-        return copy.deepcopy(value, memo) if known else value
+        was_copied = id(value) in memo or any(id(x) in memo for _, x in tensors_in(value))
+        return copy.deepcopy(value, memo) if was_copied else value
 
     cells = tuple(CellType() for _ in function.__closure__ or ())
     module = dict(function.__globals__)
     new = FunctionType(function.__code__, module, function.__name__, function.__defaults__, cells)
-    new.__kwdefaults__, memo[id(function)] = function.__kwdefaults__, new
+    new.__kwdefaults__ = function.__kwdefaults__
+    memo[id(function)] = new  # before its cells are filled, which may hold the function itself
     for cell, twin in zip(function.__closure__ or (), cells, strict=True):
         with suppress(ValueError):  # nothing is in it yet
-            twin.cell_contents = own(cell.cell_contents)
-    named = {n: module[n] for n in function.__code__.co_names if n in module}
-    module |= {n: own(x) for n, x in named.items() if not isinstance(x, FunctionType)}
+            twin.cell_contents = for_copies(cell.cell_contents)
+    used = {name: module[name] for name in function.__code__.co_names if name in module}
+    module |= {name: for_copies(x) for name, x in used.items() if not isinstance(x, FunctionType)}
     return new
 
 
@@ -164,7 +175,8 @@ def made_by(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:
         made = function(of)
     except Exception as error:
         raise UserError(f"{who} raised {type(error).__name__}: {error}") from error
-    if not all(hasattr(one, has) for one in (made if isinstance(made, (list, tuple)) and made else [made])):
+    objects = made if isinstance(made, (list, tuple)) and made else [made]
+    if not all(hasattr(each, has) for each in objects):
         raise UserError(f"{who} returned {shown(made)}, which has no {has}")
     return made
 

@@ -65,9 +65,9 @@ def _positions(trace: Trace, parameters: int) -> float:
     if by_ids * parameters > LARGE or numbers_in(batch) * parameters <= LARGE or not parameters:
         return by_ids
     counter = FlopCounterMode(display=False)
-    every = frozenset(name for name, _ in trace.model.named_parameters())
+    all_parameters = frozenset(name for name, _ in trace.model.named_parameters())
     with suppress(Exception), counter:  # the model may not run on two rows
-        trace.again(batch=first_rows(batch), rewritten=every).once()
+        trace.again(batch=first_rows(batch), rewritten=all_parameters).once()
     multiplications = counter.get_total_flops() / 2  # each is counted together with an addition
     per_row = multiplications / min(ROWS, rows)
     return max(by_ids, per_row * rows / parameters)

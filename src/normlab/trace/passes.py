@@ -38,6 +38,12 @@ class Passes:
         self.model = unwrap(setup.model)
         self.size = sum(p.numel() for p in self.model.parameters())
         self.loss_of = self.setup.loss_of
+        self._traces: list[Trace] = []
+        """Those that were asked for so far, whose records can be let go."""
+
+    def _known(self, trace: Trace) -> Trace:
+        self._traces.append(trace)
+        return trace
 
     @property
     def large(self) -> bool:
@@ -109,7 +115,7 @@ class Passes:
     @cached_property
     def on_whole_batch(self) -> Trace:
         """The model unchanged, in evaluation mode, on the whole batch. No pass of it was run yet."""
-        return self._first_trace[0]
+        return self._known(self._first_trace[0])
 
     @property
     def rewritten(self) -> dict[bool, dict[str, str]]:
@@ -135,7 +141,7 @@ class Passes:
     @cached_property
     def unchanged(self) -> Trace:
         """The same, on a part of the batch if the whole one is too large and the model runs on that part."""
-        return self._unchanged_and_why[0]
+        return self._known(self._unchanged_and_why[0])
 
     @property
     def why_whole(self) -> str:
@@ -157,10 +163,10 @@ class Passes:
         that the loss does not run stays as it is.
         """
         if self.copies.may_stand_in:
-            return awake_step(self.unchanged, self.copies.make)
+            return self._known(awake_step(self.unchanged, self.copies.make))
         if self.copies.loss_runs_model:
-            return awake_in_place(self.unchanged)
-        return self.unchanged.again(dropout=False)
+            return self._known(awake_in_place(self.unchanged))
+        return self._known(self.unchanged.again(dropout=False))
 
     @property
     def is_exact(self) -> bool:
@@ -183,7 +189,7 @@ class Passes:
     def exact(self) -> Trace:
         """The model in float64 if possible, awake and without dropout, in evaluation mode."""
         with suppress(Exception):  # the facts may not be readable; the step is the same without them
-            return self.facts.tapped
+            return self._known(self.facts.tapped)
         return self._awake
 
     @property
@@ -194,17 +200,17 @@ class Passes:
     @cached_property
     def training(self) -> Trace:
         """The exact step in training mode, without dropout."""
-        return self.exact.again(training=True, taps=())
+        return self._known(self.exact.again(training=True, taps=()))
 
     @cached_property
     def exact_as_given(self) -> Trace:
         """The exact step with the weights that the user gave, zeros too: not awake."""
-        exact, given = self.exact.parameters, dict[str, Any]()
+        exact, weights = self.exact.parameters, dict[str, Any]()
         for name, p in self.unchanged.parameters.items():
             wide = p.to(exact[name])
             if not wide.equal(exact[name]):
-                given[name] = wide
-        return self.exact.again(weights=given, taps=())
+                weights[name] = wide
+        return self._known(self.exact.again(weights=weights, taps=()))
 
     @cached_property
     def moving(self) -> list[str]:
@@ -213,11 +219,6 @@ class Passes:
         return [name for name in self.training.moving if buffers[name].is_floating_point()]
 
     # --------------------------------------------------------------------------------------- what they hold
-
-    @property
-    def _traces(self) -> list[Trace]:
-        """The traces that were asked for so far."""
-        return [value for value in vars(self).values() if isinstance(value, Trace)]
 
     def forget_long_records(self) -> None:
         """Free the records of passes that take more memory than the weights; they are made again when they

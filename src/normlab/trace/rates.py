@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
+from normlab.private_torch import closed_form, schedulers_in
 from normlab.setups.setup import Setup
 from normlab.trace.dry_run import groups_of
 from normlab.trace.optimizers import copied
@@ -70,32 +71,47 @@ class Rates(NamedTuple):
     def first_rise(self) -> FirstRise:
         """How the rates rise before they first fall."""
         top = self.top
-        fallen = next((i for i in range(1, len(top)) if top[i] < top[i - 1]), len(top))
-        rows, top = self.rates[:fallen], top[:fallen]
+        before_fall = next((i for i in range(1, len(top)) if top[i] < top[i - 1]), len(top))
+        rows, top = self.rates[:before_fall], top[:before_fall]
         peak = max(top)
-        at = next(i for i, rate in enumerate(top) if rate >= peak * (1 - 1e-6))
-        begun = next((rate for rate in top if rate > 0), peak)
-        peaks = [max(column) for column in zip(*rows, strict=True)]
-        return FirstRise(peaks, 1 + self.steps[at] if at else 0, begun / peak if peak > 0 else 1.0)
+        at_peak = next(i for i, rate in enumerate(top) if rate >= peak * (1 - 1e-6))
+        first = next((rate for rate in top if rate > 0), peak)
+        return FirstRise(
+            peaks=[max(column) for column in zip(*rows, strict=True)],
+            steps=1 + self.steps[at_peak] if at_peak else 0,
+            first_share=first / peak if peak > 0 else 1.0,
+        )
 
     def reaches(self, asked: float) -> bool:
         """Return whether a group peaks at the rate asked, up to a step of warm-up and the decay so far."""
         return any(self._reaches(group, asked) for group in zip(*self.rates, strict=True))
 
-    def _reaches(self, top: Sequence[float], asked: float) -> bool:
-        at = top.index(peak := max(top))
-        rise = max((b - a for a, b in pairwise(top[: at + 1])), default=0.0)
-        after = min(at + 1, len(top) - 1)
-        fall = (peak - top[after]) / max(self.steps[after] - self.steps[at], 1) * (self.steps[at] + 1)
-        return asked - rise - fall <= peak * (1 + 1e-6) and peak <= asked * (1 + 1e-6) + rise
+    def _reaches(self, rates: Sequence[float], asked: float) -> bool:
+        """Return whether the rates of one group do."""
+        peak = max(rates)
+        at_peak = rates.index(peak)
+        largest_rise = max((after - before for before, after in pairwise(rates[: at_peak + 1])), default=0.0)
+        # a schedule that is first read after some steps has fallen by about as much in each of them
+        next_to_it = min(at_peak + 1, len(rates) - 1)
+        steps_between = max(self.steps[next_to_it] - self.steps[at_peak], 1)
+        fall = (peak - rates[next_to_it]) / steps_between * (self.steps[at_peak] + 1)
+        is_high_enough = asked - largest_rise - fall <= peak * (1 + 1e-6)
+        return is_high_enough and peak <= asked * (1 + 1e-6) + largest_rise
 
     @property
     def rises_again(self) -> bool:
         """Whether the rate falls after its peak and then rises gradually; a restart is a single jump."""
-        tail = self.top[self.top.index(max(self.top)) :]
-        low = tail.index(min(tail))
-        rise = max(tail[low:]) - tail[low]
-        return low > 0 and rise > 1e-6 * tail[0] and max(b - a for a, b in pairwise(tail[low:])) < rise / 2
+        tail = self._from_the_peak
+        lowest = tail.index(min(tail))
+        rising = tail[lowest:]
+        rise = max(rising) - rising[0]
+        largest_jump = max((after - before for before, after in pairwise(rising)), default=0.0)
+        return lowest > 0 and rise > 1e-6 * tail[0] and largest_jump < rise / 2
+
+    @property
+    def _from_the_peak(self) -> list[float]:
+        top = self.top
+        return top[top.index(max(top)) :]
 
     @property
     def rises_to_the_end(self) -> bool:
@@ -105,19 +121,20 @@ class Rates(NamedTuple):
     @property
     def periodic(self) -> bool:
         """Whether its class is cyclic, or it declares no end and climbs back to half its peak twice."""
-        parts = getattr(self.scheduler, "_schedulers", [self.scheduler])
-        tail, half = self.top[self.top.index(max(self.top)) :], max(self.top) / 2
-        back = sum(a < half <= b for a, b in pairwise(tail))
-        return any(isinstance(s, CyclicLR) for s in parts) or (
-            back > 1 and not any(hasattr(s, "T_max") for s in parts)
-        )
+        parts = schedulers_in(self.scheduler) or [self.scheduler]
+        if any(isinstance(part, CyclicLR) for part in parts):
+            return True
+        declares_an_end = any(hasattr(part, "T_max") for part in parts)
+        half = max(self.top) / 2
+        climbs = sum(before < half <= after for before, after in pairwise(self._from_the_peak))
+        return climbs > 1 and not declares_an_end
 
 
 def _closed_form(scheduler: Any) -> Callable[[], Sequence[Any]] | None:
     """Return a function that gives a scheduler's rates from ``last_epoch``, whatever they were before."""
     if type(scheduler) in (LambdaLR, OneCycleLR):
         return scheduler.get_lr
-    return getattr(scheduler, "_get_closed_form_lr", None)
+    return closed_form(scheduler)
 
 
 def rates_of(setup: Setup) -> Rates:
@@ -129,28 +146,31 @@ def rates_of(setup: Setup) -> Rates:
     """
     _, optimizers, scheduler = copied(setup, hollow=True)
     groups = groups_of(optimizers)
-    numbers, rates, ended = [0], [[float(g["lr"]) for g in groups]], None
+    numbers, rates, ended = [0], [[float(group["lr"]) for group in groups]], None
     if scheduler is None:
         return Rates(numbers, rates, ended)
     start = getattr(scheduler, "last_epoch", 0)
     taken = max(start, 0) if isinstance(start, int) else 0
-    limit, count = max(SIMULATED // max(len(groups), 1), 100), (setup.declare.steps or HORIZON) - taken
+    planned = (setup.declare.steps or HORIZON) - taken
+    limit = max(SIMULATED // max(len(groups), 1), 100)
     closed = _closed_form(scheduler)
-    form = closed if count > limit else None
     past = {} if closed is None else _rates_before(taken, limit, scheduler, closed)
-    for i in range(1, min(count, limit // 2 if form else limit)):
+    jumps = closed is not None and planned > limit
+    followed = limit // 2 if jumps else limit
+    for i in range(1, min(planned, followed)):
         try:
             scheduler.step()
-        except Exception as error:
+        except Exception as error:  # a schedule of anybody's, or one that is over
             ended = error
             break
         numbers.append(i)
-        rates.append([float(g["lr"]) for g in groups])
-    if form is not None and ended is None:
-        for i in range(limit // 2, count, max((count - limit // 2) // (limit // 2), 1)):
+        rates.append([float(group["lr"]) for group in groups])
+    if closed is not None and jumps and ended is None:
+        apart = max((planned - followed) // followed, 1)
+        for i in range(followed, planned, apart):
             scheduler.last_epoch = start + i
             numbers.append(i)
-            rates.append([float(rate) for rate in form()])
+            rates.append([float(rate) for rate in closed()])
     return Rates(numbers, rates, ended, scheduler, taken, past)
 
 
@@ -160,11 +180,11 @@ def _rates_before(
     """Return the rates of the steps that a schedule has taken, of ``limit`` or so of them if they are many,
     by its closed form. The schedule is left where it stands.
     """
-    here, rates = scheduler.last_epoch, dict[int, list[float]]()
+    stands_at, rates = scheduler.last_epoch, dict[int, list[float]]()
     for i in range(0, taken, taken // limit + 1):
         scheduler.last_epoch = i
         rates[i] = [float(rate) for rate in closed()]
-    scheduler.last_epoch = here
+    scheduler.last_epoch = stands_at
     return rates
 
 
@@ -179,9 +199,9 @@ def resumed(setup: Setup) -> tuple[list[float], list[float]]:
             b.load_state_dict(a.state_dict())
         loaded.load_state_dict(copy.deepcopy(scheduler.state_dict()))
         for _ in range(3):
-            for row, s, held in zip(rates, (scheduler, loaded), (optimizers, others), strict=True):
-                s.step()
-                row += [float(g["lr"]) for g in groups_of(held)]
+            for row, each, steered in zip(rates, (scheduler, loaded), (optimizers, others), strict=True):
+                each.step()
+                row += [float(group["lr"]) for group in groups_of(steered)]
     return rates
 
 

@@ -27,7 +27,14 @@ from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from normlab.private_torch import (
+    LoaderIterator,
+    is_traceable_wrapper_subclass,
+    parts_of_sparse,
+    table_of_buffers,
+    tables_of_hooks,
+)
 
 
 class Kind(enum.Enum):
@@ -77,7 +84,7 @@ HANDLES: Final = frozenset(
         *("queue.Queue", "_queue.SimpleQueue", "multiprocessing.queues.Queue"),
         *("multiprocessing.queues.SimpleQueue", "multiprocessing.connection._ConnectionBase"),
         *("threading.Thread", "multiprocessing.process.BaseProcess", "subprocess.Popen"),
-        *("concurrent.futures._base.Executor", "torch.utils.data.dataloader._BaseDataLoaderIter"),
+        *("concurrent.futures._base.Executor", f"{LoaderIterator.__module__}.{LoaderIterator.__qualname__}"),
     }
 )
 """Classes whose objects stand for something outside, by name: few of their modules are ever imported."""
@@ -368,13 +375,12 @@ class Search:
     def _in_tensor(self, x: Tensor) -> list[Any]:
         if is_lazy(x):
             return [vars(x)]
-        hooks = [getattr(x, name) for name in HOOKS]
         gradient = [x.grad] if self.gradients and x.is_leaf else []
-        return [*inside(x), *hooks, *gradient, vars(x)]
+        return [*inside(x), *tables_of_hooks(x), *gradient, vars(x)]
 
     def _in_object(self, value: Any, way: Way) -> list[Any]:
         if isinstance(value, nn.Module) and self._is_sharded(value):
-            return [module._buffers for module in value.modules()]
+            return [table_of_buffers(module) for module in value.modules()]
         inner: list[Any] = [] if (held := attributes_of(value)) is None else [held]
         for slot in slots_of(type(value)):
             try:
@@ -419,14 +425,14 @@ def deep_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
     except (TypeError, RuntimeError):  # which most values that hold none need not be searched for
         search = Search(functions=False, gradients=False, most=MOST_VALUES)
         search.walk(value)
-        held = search.known.values()
-        given = {id(x): x for x in held if kind_of(type(x)) in (Kind.LOCK, Kind.MODULE)}
-        tensors = [x for x in held if isinstance(x, Tensor) and x.grad_fn is not None]
-        given |= {id(x): x.detach().clone() for x in tensors}
-        if given.keys() <= before.keys():
-            raise
+        reached = search.known.values()
+        shared = {id(x): x for x in reached if kind_of(type(x)) in (Kind.LOCK, Kind.MODULE)}
+        computed = [x for x in reached if isinstance(x, Tensor) and x.grad_fn is not None]
+        copies = shared | {id(x): x.detach().clone() for x in computed}
+        if copies.keys() <= before.keys():
+            raise  # what cannot be copied is something else
         memo.clear()
-        memo |= given | before
+        memo |= copies | before
         return copy.deepcopy(value, memo)
 
 
@@ -465,17 +471,13 @@ def _beside(value: Any) -> list[Any]:
     return [] if held is None else [held]
 
 
-HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""Attributes of tensors that hold hooks, None if there are none."""
-
-
 def inside(x: Tensor) -> Iterator[Tensor]:
     """Yield the tensors that a wrapper around tensors holds (sharded, quantised, jagged)."""
     if is_traceable_wrapper_subclass(x):
         held = (getattr(x, name) for name in x.__tensor_flatten__()[0])
         yield from (inner for inner in held if isinstance(inner, Tensor))
     elif x.layout is torch.sparse_coo:
-        yield from (x._indices(), x._values())
+        yield from parts_of_sparse(x)
 
 
 def _in_function(function: Any, way: Way) -> list[Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.errors import UserError
+from normlab.private_torch import is_in_backward
 from normlab.trace.tensors import Side, Tap, activations, forward_hooks, unwrap
 
 ROOM: Final = 256
@@ -67,13 +68,13 @@ def record(
     [('decoder.end', tensor(True))]
     """
     modules = dict(unwrap(model).named_modules())
-    here: dict[str, list[Want]] = {}
+    wanted: dict[str, list[Want]] = {}
     for want in wants:
         for path in matching(modules, want.module):
-            here.setdefault(path, []).append(want)
-    hooks = _Hooks(here, on_error)
+            wanted.setdefault(path, []).append(want)
+    hooks = _Hooks(wanted, on_error)
     try:
-        with forward_hooks({path: modules[path] for path in modules if path in here}, hooks.see):
+        with forward_hooks({path: modules[path] for path in modules if path in wanted}, hooks.see):
             yield hooks.seen
     finally:
         for handle in hooks.handles:
@@ -91,7 +92,7 @@ class _Hooks:
         self.seen: list[Seen] = []
 
     def see(self, path: str, side: Side, values: Any) -> None:
-        again = torch._C._current_graph_task_id() != -1  # a checkpointed layer runs again in backward
+        again = is_in_backward()  # a checkpointed layer runs again in backward
         call = self._calls[path, side]
         self._calls[path, side] += not again
         with self._caught():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -16,9 +15,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from normlab.errors import UserError
+from normlab.private_torch import KIND_OF_GLOBAL_HOOKS, TABLES_OF_GLOBAL_HOOKS
 from normlab.setups.setup import Setup
 from normlab.trace.functions import ReadOnly
 from normlab.trace.kept import MOST_BYTES, Kept, put_back, set_state, state_of
+from normlab.trace.patching import in_mode
 from normlab.trace.reach import MOST_VALUES, generators_in
 from normlab.trace.tensors import eager, tensors_in, unwrap
 
@@ -109,23 +110,12 @@ def same_globals() -> Iterator[None]:
         stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(mode=False))
-        for hooks in HOOKS_ON_ALL:
+        for hooks in TABLES_OF_GLOBAL_HOOKS:
             stack.callback(put_back, hooks, dict(hooks))
-        modules = vars(nn.modules.module)
-        stack.callback(modules.__setitem__, FULL_HOOKS, modules[FULL_HOOKS])
+        variables, kind = KIND_OF_GLOBAL_HOOKS
+        stack.callback(variables.__setitem__, kind, variables[kind])
         warnings.simplefilter("ignore")
         yield
-
-
-HOOKS_ON_ALL: Final = tuple(
-    value
-    for cls in (nn.Module, torch.optim.Optimizer)
-    for name, value in vars(sys.modules[cls.__module__]).items()
-    if name.startswith("_global_") and isinstance(value, dict)
-)
-"""The tables of hooks that torch calls for every module or optimizer."""
-FULL_HOOKS: Final = "_global_is_full_backward_hook"
-"""The variable of torch that says of which kind the backward hooks among them are."""
 
 
 @contextmanager
@@ -133,10 +123,10 @@ def same(*objects: Any, parameters: bool) -> Iterator[Kept]:
     """After this block, put back what these objects hold; with ``parameters``, also those bits. Other tensors
     that are larger than ``MOST_BYTES`` and twice the parameters are not copied.
     """
-    modules = [unwrap(one) for one in objects if parameters and isinstance(one, nn.Module)]
+    modules = [unwrap(x) for x in objects if parameters and isinstance(x, nn.Module)]
     size = sum(p.nbytes for module in modules for p in module.parameters() if not is_lazy(p))
     with _putting_back(Kept(parameters=parameters, most_bytes=MOST_BYTES + 2 * size)) as kept:
-        kept.walk(*(unwrap(one) if isinstance(one, nn.Module) else one for one in objects))
+        kept.walk(*(unwrap(x) if isinstance(x, nn.Module) else x for x in objects))
         yield kept
 
 
@@ -147,24 +137,6 @@ def _putting_back(kept: Kept) -> Iterator[Kept]:
         yield kept
     finally:
         kept.restore()
-
-
-@contextmanager
-def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put a model in one mode inside this block, then restore the mode of every module."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        try:
-            if any(before is not training for _, before in modes):
-                model.train(training)
-        except RecursionError:  # a module that holds one that holds it
-            for module, _ in modes:
-                module.training = training
-        yield
-    finally:
-        for module, before in modes:
-            if module.training is not before:
-                module.training = before
 
 
 @contextmanager
@@ -253,8 +225,8 @@ def refuse_inference(model: nn.Module, batches: Any) -> None:
             f"{len(frozen)} parameters of {type(model).__name__} were made in torch.inference_mode(), first "
             f"{frozen[0]}, so no backward pass can go through them: build the model outside of it"
         )
-    if given := [place for place, x in tensors_in(batches) if x.is_inference()]:
-        where = ".".join(map(str, given[0]))
+    if in_batch := [place for place, x in tensors_in(batches) if x.is_inference()]:
+        where = ".".join(map(str, in_batch[0]))
         raise UserError(
             f"the batch{f' at {where}' if where else ''} was made in torch.inference_mode(), so no backward "
             "pass can use it: draw it outside of it"

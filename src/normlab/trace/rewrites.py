@@ -21,20 +21,20 @@ def rewritten(trace: Trace, weights: Weights | None = None) -> dict[str, str]:
     small draws in this pass, or a factor on them would not show. The model stays as it is: ``weights`` hold
     its parameters' values in tensors that the pass does not reach; without them, these are copied.
     """
-    own = weights_apart(trace.model, None) if weights is None else weights
+    values = weights_apart(trace.model, None) if weights is None else weights
     draw = torch.Generator().manual_seed(0)
     drawn = {
         name: torch.randn(x.shape, generator=draw).mul_(0.02).to(x)
-        for name, x in own.items()
+        for name, x in values.items()
         if x.is_floating_point() and is_zero(x)
     }
-    before = {**own, **drawn}
+    before = {**values, **drawn}
     # a pass may write to what was drawn, so each has a copy of it
     passing = trace.again(weights=drawn, rewritten=frozenset(drawn))
-    written = own  # all of them, if the pass raises
+    written = values  # all of them, if the pass raises
     try:
         changed = _left_by(passing, before)
-        written = {name: own[name] for name in changed}
+        written = {name: values[name] for name in changed}
         put_back_weights(trace.model, written)
         return _places(passing, before, changed) if changed else {}
     finally:

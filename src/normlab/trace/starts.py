@@ -1,4 +1,8 @@
-"""How parameters start: as declared, as their class draws them, as their siblings do."""
+"""Whether parameters start as they should: as declared, as their class draws them, as their siblings do.
+
+Draws are compared by the logarithm of their deviation, whose error is known from their kurtosis. All limits
+together raise a false alarm once in a million models (``LEVEL``).
+"""
 
 from __future__ import annotations
 
@@ -80,25 +84,34 @@ class Start:
         """
         x = self.part.of(parameter.detach()).double()
         if self.value is not None:
-            off = x != torch.tensor(self.value, dtype=parameter.dtype).double().to(x.device)
-            few = f"{int(off.sum()):,} of {x.numel():,} entries are not {self.value:g}"
-            return f"{few}, as is declared" if bool(off.any()) else ""
-        square = float(x.square().mean())
+            declared = torch.tensor(self.value, dtype=parameter.dtype).double().to(x.device)
+            others = int((x != declared).sum())
+            words = f"{others:,} of {x.numel():,} entries are not {self.value:g}, as is declared"
+            return words if others else ""
         if self.std is None or x.numel() < LEAST:
             return ""
-        other = f"its root mean square is {square**0.5:.4g}, and {self.std:.4g} is declared"
+        square = float(x.square().mean())
+        words = f"its root mean square is {square**0.5:.4g}, and {self.std:.4g} is declared"
         if not square or not self.std:
-            return "" if square == self.std else other
+            return "" if square == self.std else words
         kurtosis = float(x.pow(4).mean()) / square**2
-        spread = (kurtosis - 1) / 4 * (1 / x.numel() + (1 / self.entries if self.entries else 0))
-        limit = _limit_of(compared) * spread**0.5
-        kept = _truncated(self.truncated_at) if self.truncated_at else 1.0
-        off = min(abs(math.log(square**0.5 / (self.std * share))) for share in {1.0, kept})
-        if off > limit:
-            return other
-        most, largest = (self.truncated_at or math.inf) * self.std / kept, float(x.abs().max())
-        far = largest > most * (1 + 1e-6)
-        return f"its largest entry is {largest:.4g}, and truncation at {most:.4g} is declared" if far else ""
+        variance = (kurtosis - 1) / 4 * (1 / x.numel() + (1 / self.entries if self.entries else 0))
+        left_by_truncation = _truncated(self.truncated_at) if self.truncated_at else 1.0
+        # ``std`` may be meant before or after truncation
+        meant = {self.std, self.std * left_by_truncation}
+        off = min(abs(math.log(square**0.5 / std)) for std in meant)
+        if off > _limit_of(compared) * variance**0.5:
+            return words
+        most, largest = self._most(left_by_truncation), float(x.abs().max())
+        if largest > most * (1 + 1e-6):
+            return f"its largest entry is {largest:.4g}, and truncation at {most:.4g} is declared"
+        return ""
+
+    def _most(self, left_by_truncation: float) -> float:
+        """Return the largest magnitude of a truncated draw, if ``std`` is what truncation leaves."""
+        if self.std is None or not self.truncated_at:
+            return math.inf
+        return self.truncated_at * self.std / left_by_truncation
 
 
 def _limit_of(compared: int) -> float:
@@ -117,9 +130,9 @@ def _truncated(at: float) -> float:
 def differences(model: nn.Module, starts: Iterable[Start]) -> Iterator[tuple[str, str]]:
     """Yield the path of each parameter that does not start as declared, and how it differs."""
     declared, parameters = list(starts), dict(model.named_parameters())
-    for one in declared:
-        if one.path in parameters and (how := one.difference(parameters[one.path], len(declared))):
-            yield one.path, how
+    for start in declared:
+        if start.path in parameters and (how := start.difference(parameters[start.path], len(declared))):
+            yield start.path, how
 
 
 class _Unlike(NamedTuple):
@@ -207,53 +220,76 @@ def equal_draws(parameters: Weights, drawn: Callable[[str, Tensor], bool]) -> It
 def unlike_class(live: Weights, one: Weights, other: Weights) -> list[_Unlike]:
     """Compare parameters with two draws of their class: constants exactly, draws by their deviation."""
     shared = [n for n, p in live.items() if n in one and n in other and p.shape == one[n].shape]
-    seeded = all(torch.equal(one[n], other[n]) for n in shared)
-    limit, odd = _limit_of(len(shared)), list[_Unlike]()
+    # a class that sets its own seed draws the same twice: then equal draws are no constants
+    sets_its_seed = all(torch.equal(one[n], other[n]) for n in shared)
+    limit = _limit_of(len(shared))
+    odd = list[_Unlike]()
     for name in shared:
-        p, a, b = live[name], one[name], other[name]
-        if torch.equal(a, b) and (constant(a) or not seeded):
-            gap = distance(p, a.to(p))
-            if gap > 2 * torch.finfo(p.dtype).eps:
-                how = f"differs by {gap:.1g} from the constants that it starts with"
-                odd.append(_Unlike(math.inf, name, how))
-        elif p.numel() >= LEAST and constant(p):
-            how = f"is {float(p.flatten()[0]):g} everywhere, and is drawn at random"
-            odd.append(_Unlike(math.inf, name, how))
-        elif p.numel() >= LEAST:
-            (own, *logs), (error, *_) = _log_std([p, a, b])
-            z = abs(own - sum(logs) / 2) / (error * 1.5**0.5)
-            how = f"has deviation {math.exp(own):.4g}, and is drawn with {math.exp(logs[0]):.4g}"
-            odd += [_Unlike(z, name, how)] if z > limit else []
+        is_constant = torch.equal(one[name], other[name]) and (constant(one[name]) or not sets_its_seed)
+        if is_constant:
+            unlike = _unlike_constants(name, live[name], one[name])
+        else:
+            unlike = _unlike_draws(name, live[name], [one[name], other[name]], limit)
+        odd += [unlike] if unlike is not None else []
     return odd
+
+
+def _unlike_constants(name: str, p: Tensor, constants: Tensor) -> _Unlike | None:
+    """Compare a parameter with the constants that its class gives it."""
+    gap = distance(p, constants.to(p))
+    if gap <= 2 * torch.finfo(p.dtype).eps:
+        return None
+    return _Unlike(math.inf, name, f"differs by {gap:.1g} from the constants that it starts with")
+
+
+def _unlike_draws(name: str, p: Tensor, draws: Sequence[Tensor], limit: float) -> _Unlike | None:
+    """Compare a parameter with two draws of its class."""
+    if p.numel() < LEAST:
+        return None
+    if constant(p):
+        how = f"is {float(p.flatten()[0]):g} everywhere, and is drawn at random"
+        return _Unlike(math.inf, name, how)
+    (of_parameter, *of_draws), (error, *_) = _log_std([p, *draws])
+    # the mean of two draws adds half a variance to that of the parameter
+    z = abs(of_parameter - sum(of_draws) / 2) / (error * 1.5**0.5)
+    how = f"has deviation {math.exp(of_parameter):.4g}, and is drawn with {math.exp(of_draws[0]):.4g}"
+    return _Unlike(z, name, how) if z > limit else None
 
 
 def unlike_siblings(groups: Sequence[Weights]) -> _Unlike | None:
     """Return the parameter most unlike the others in its group, if those agree."""
     groups = [g for g in groups if len(g) > 2 and len({p.shape for p in g.values()}) == 1]
     limit = _limit_of(sum(map(len, groups)))
-    odd = [_odd_constant(g) if any(map(constant, g.values())) else _odd_draw(g, limit) for g in groups]
-    return max((one for one in odd if one), default=None)
+    odd = list[_Unlike]()
+    for group in groups:
+        holds_constants = any(map(constant, group.values()))
+        unlike = _odd_constant(group) if holds_constants else _odd_draw(group, limit)
+        odd += [unlike] if unlike is not None else []
+    return max(odd, default=None)
 
 
 def _odd_constant(group: Weights) -> _Unlike | None:
-    is_ = {n: f"is {float(p.flatten()[0]):.9g}" if constant(p) else "is drawn" for n, p in group.items()}
-    if (odd := odd_one(is_)) is None:
+    """Return the one that has another constant than the others, or is drawn where they are constants."""
+    kinds = {n: f"is {float(p.flatten()[0]):.9g}" if constant(p) else "is drawn" for n, p in group.items()}
+    if (odd := odd_one(kinds)) is None:
         return None
     how = f"{odd.value}, and in the {len(group) - 1} other blocks it {odd.rest}"
     return _Unlike(math.inf, odd.key, how)
 
 
 def _odd_draw(group: Weights, limit: float) -> _Unlike | None:
+    """Return the one whose deviation is furthest from the median, if most others agree with each other."""
     if next(iter(group.values())).numel() < LEAST:
         return None
     logs, errors = (torch.tensor(x, dtype=torch.float64) for x in _log_std(list(group.values())))
     middle = logs.median()
     z = (logs - middle).abs() / errors / (1 + 1 / (len(group) - 1)) ** 0.5
-    off = z > limit
-    if not off.any() or int(off.sum()) > (len(group) - 1) // 2:
+    is_off = z > limit
+    if not is_off.any() or int(is_off.sum()) > (len(group) - 1) // 2:
         return None
-    rest = logs[~off]
-    if float(((rest - rest.mean()).abs() / errors[~off]).max()) > limit:
+    others = logs[~is_off]
+    others_differ = float(((others - others.mean()).abs() / errors[~is_off]).max()) > limit
+    if others_differ:
         return None
     i = int(z.argmax())
     how = f"has deviation {math.exp(logs[i]):.4g}, its siblings {math.exp(middle):.4g}"
@@ -262,16 +298,20 @@ def _odd_draw(group: Weights, limit: float) -> _Unlike | None:
 
 def _log_std(draws: list[Tensor]) -> tuple[list[float], list[float]]:
     """Return the logarithm of each deviation, and its error from the kurtosis that they share."""
-    flat = [x.flatten()[:: x.numel() // MOST + 1].double() for x in draws]
-    stds = [max(float(x.std()), 1e-300) for x in flat]
-    fourth = sum(float(((x - x.mean()) / s).pow(4).sum()) for x, s in zip(flat, stds, strict=True))
-    share = max(fourth / sum(x.numel() for x in flat) - 1, 0.05) / 4
-    return [math.log(s) for s in stds], [(share / x.numel()) ** 0.5 for x in flat]
+    samples = [x.flatten()[:: x.numel() // MOST + 1].double() for x in draws]
+    stds = [max(float(x.std()), 1e-300) for x in samples]
+    fourth_powers = 0.0
+    for x, std in zip(samples, stds, strict=True):
+        fourth_powers += float(((x - x.mean()) / std).pow(4).sum())
+    kurtosis = fourth_powers / sum(x.numel() for x in samples)
+    # of one entry; two values in equal shares have a kurtosis of 1, and would have no error
+    variance = max(kurtosis - 1, 0.05) / 4
+    return [math.log(std) for std in stds], [(variance / x.numel()) ** 0.5 for x in samples]
 
 
-def from_library(one: object) -> bool:
+def from_library(instance: object) -> bool:
     """Return whether the class of an object came with an installed package, so it is not the user's own."""
-    source = getattr(sys.modules.get(type(one).__module__), "__file__", None)
+    source = getattr(sys.modules.get(type(instance).__module__), "__file__", None)
     return source is not None and is_installed(source)
 
 
@@ -281,9 +321,10 @@ def is_of_library(model: nn.Module, path: str) -> bool:
     """
     parts = path.split(".") if path else []
     around = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts), -1, -1)]
-    own = [m for m in around if type(m).__module__.split(".")[0] != "torch"]
-    built = [from_library(m) and "forward" not in vars(m) for m in own]
-    return bool(built) and built[0] and built == sorted(built, reverse=True)
+    not_torchs = [m for m in around if type(m).__module__.split(".")[0] != "torch"]
+    are_built = [from_library(m) and "forward" not in vars(m) for m in not_torchs]
+    # from the module outwards: some of the library's, then none any more
+    return bool(are_built) and are_built[0] and are_built == sorted(are_built, reverse=True)
 
 
 class Fresh:
@@ -333,8 +374,8 @@ class Fresh:
             return []
         with same_random_state(SEEDS[0]), same_globals(), Writes() as writes:
             made = self._made()
-        found = ((name, p, writes.seen.get(id(p), [])) for name, p in made.named_parameters())
-        return [one for name, p, seen in found if (one := _replaced(name, p, seen)) is not None]
+        replaced = [_replaced(name, p, writes.seen.get(id(p), [])) for name, p in made.named_parameters()]
+        return [parameter for parameter in replaced if parameter is not None]
 
     def has_setting(self, path: str, name: str, value: Any) -> bool | None:
         """Return whether a newly made model gives this setting to one of its modules; None if unknown."""
@@ -346,8 +387,9 @@ class Fresh:
         """Return whether a parameter is drawn: two seeds differ in it or, if that is unknown, it looks so."""
         with suppress(Unknown):
             one, other = (dict(m.named_parameters()) for m in self.pair)
-            varying = {n for n, x in one.items() if n in other and not torch.equal(x, other[n])}
-            return name in varying if varying and name in one else _looks_drawn(p)
+            drawn = {n for n, x in one.items() if n in other and not torch.equal(x, other[n])}
+            if drawn and name in one:  # if nothing differs, the class may set its own seed
+                return name in drawn
         return _looks_drawn(p)
 
     def copies(self, first: str, name: str) -> bool:

@@ -1,5 +1,8 @@
-"""Surrogate gradients, as those that pass straight through a quantizer: results that do not move with what
-their gradient says that they move with.
+"""Find surrogate gradients, such as one that passes straight through a quantizer.
+
+Where one is, a gradient is not the derivative of the loss, and is not meant to be: a result does not move
+with what its gradient says that it moves with. Constants in the place of such results leave the rest to be
+compared.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from torch import Tensor, nn
 
 from normlab.setups.setup import Loss
 from normlab.trace.autograd import gradients_in
+from normlab.trace.finite_differences import FLOOR, STEPS, Along
 from normlab.trace.functions import FunctionCall, Numbered, Which
-from normlab.trace.gradients import FLOOR, STEPS, Along
 from normlab.trace.tensors import tensors_in
 from normlab.trace.trace import Trace
 
@@ -28,11 +31,11 @@ class Surrogate(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """What one call returned, as it was then, and what it was given."""
+    """What one call returned, as it was then, and the tensors that it was given."""
 
     result: Tensor
     value: Tensor
-    given: list[Tensor]
+    read: list[Tensor]
 
 
 def beyond_surrogates(
@@ -41,7 +44,7 @@ def beyond_surrogates(
     """Compare gradient and derivative with constants in place of all surrogates that keep them apart; return
     the comparison and these surrogates.
     """
-    order, found = list(modules), list[Surrogate]()
+    order, surrogates = list(modules), list[Surrogate]()
     along = Along(trace, meant)
     while along.all.disagrees:
         # one end may be a parameter that lacks a gradient, as a codebook does, of which no surrogate has one
@@ -49,18 +52,18 @@ def beyond_surrogates(
         more = more or list(_surrogates_of(along, along.first_wrong(order)))
         if not more:
             break
-        found += more
-        along = Along(_held(trace, {one.call: one.value for one in found}), meant)
-    return along, found
+        surrogates += more
+        constants = {surrogate.call: surrogate.value for surrogate in surrogates}
+        along = Along(_with_constants(trace, constants), meant)
+    return along, surrogates
 
 
-def _held(trace: Trace, results: Mapping[Which, Tensor]) -> Trace:
+def _with_constants(trace: Trace, results: Mapping[Which, Tensor]) -> Trace:
     """Return the same step with these results in place of what these calls return."""
-    own = trace.loss_of
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         with torch.enable_grad(), Numbered(held=results):
-            return own(model, batch)
+            return trace.loss_of(model, batch)
 
     return trace.again(loss_of=loss)
 
@@ -74,30 +77,30 @@ def _surrogates_of(along: Along, parameter: str) -> Iterator[Surrogate]:
     less than that over :math:`|g|`.
     """
     trace, move = along.trace, STEPS[0] * along.scale[parameter] * along.gradients[parameter]
-    other: dict[Which, _Result] = {}
-    moved = trace.again(weights={parameter: along.own[parameter] + move})
-    moved.again(loss_of=_recording(trace.loss_of, other)).once()
+    moved_results: dict[Which, _Result] = {}
+    moved = trace.again(weights={parameter: along.weights[parameter] + move})
+    moved.again(loss_of=_recording(trace.loss_of, moved_results)).once()
 
     results: dict[Which, _Result] = {}
     with trace.again(loss_of=_recording(trace.loss_of, results)).with_graph() as passed:
-        live = {call: one for call, one in results.items() if one.result.requires_grad and call in other}
-        if passed.loss is None or not live:
+        results = {n: r for n, r in results.items() if r.result.requires_grad and n in moved_results}
+        if passed.loss is None or not results:
             return
-        tensors = [one.result for one in live.values()]
+        tensors = [result.result for result in results.values()]
         slopes = gradients_in(passed.loss, tensors, trace.model, retain_graph=True)
-        own = trace.model.get_parameter(parameter)
-        moving = {id(own)}
-        for (call, one), slope in zip(live.items(), slopes, strict=True):
-            change = float((other[call].value - one.value).norm())
-            if change > FLOOR * STEPS[0] * float(one.value.norm()):
-                moving.add(id(one.result))
-            elif slope is not None and any(id(x) in moving for x in one.given):
-                (expected,) = torch.autograd.grad(
-                    one.result, own, slope, retain_graph=True, allow_unused=True
+        p = trace.model.get_parameter(parameter)
+        moving = {id(p)}  # the parameter, and the results that move with it: a surrogate reads one of them
+        for (call, result), slope in zip(results.items(), slopes, strict=True):
+            change = float((moved_results[call].value - result.value).norm())
+            if change > FLOOR * STEPS[0] * float(result.value.norm()):
+                moving.add(id(result.result))
+            elif slope is not None and any(id(x) in moving for x in result.read):
+                (gradient,) = torch.autograd.grad(
+                    result.result, p, slope, retain_graph=True, allow_unused=True
                 )
-                said = 0.0 if expected is None else abs(float((expected * move).sum()))
-                if said and change * float(slope.norm()) <= FLOOR * said:
-                    yield Surrogate(parameter, call, one.value)
+                expected = 0.0 if gradient is None else abs(float((gradient * move).sum()))
+                if expected and change * float(slope.norm()) <= FLOOR * expected:
+                    yield Surrogate(parameter, call, result.value)
 
 
 def _recording(loss_of: Loss, results: dict[Which, _Result]) -> Loss:
@@ -110,8 +113,8 @@ def _recording(loss_of: Loss, results: dict[Which, _Result]) -> Loss:
     def see(which: Which, call: FunctionCall) -> None:
         result = call.result
         if isinstance(result, Tensor) and result.is_floating_point():
-            given = [x for _, x in tensors_in((call.args, call.kwargs)) if x.is_floating_point()]
-            results[which] = _Result(result, result.detach().clone(), given)
+            read = [x for _, x in tensors_in((call.args, call.kwargs)) if x.is_floating_point()]
+            results[which] = _Result(result, result.detach().clone(), read)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         with torch.enable_grad(), Numbered(see=see):

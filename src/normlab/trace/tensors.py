@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -14,6 +13,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from normlab.private_torch import compiler_is_loaded, inside_compiled, unsaved_buffers
 
 T = TypeVar("T")
 Side = Literal["input", "output"]
@@ -114,9 +115,9 @@ def map_tensors(
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if is_dataclass(value) and not isinstance(value, type):
         new = copy.copy(value)
-        for field in fields(value):  # a frozen one too
-            own = map_tensors(getattr(value, field.name), change, (*place, field.name), other=other)
-            object.__setattr__(new, field.name, own)
+        for field in fields(value):
+            changed = map_tensors(getattr(value, field.name), change, (*place, field.name), other=other)
+            object.__setattr__(new, field.name, changed)  # which also sets those of a frozen dataclass
         return new
     return other(value)
 
@@ -162,7 +163,7 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
         outer = models[-1]
         if isinstance(outer, PARALLEL):
             models.append(outer.module)
-        elif isinstance(inner := getattr(outer, "_orig_mod", None), nn.Module):
+        elif (inner := inside_compiled(outer)) is not None:
             models.append(inner)
         else:
             return models
@@ -170,18 +171,18 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that are saved with a model's weights, by name."""
-    passing = {
+    unsaved = {
         f"{path}.{name}".lstrip(".")
         for path, module in model.named_modules()
-        for name in module._non_persistent_buffers_set
+        for name in unsaved_buffers(module)
     }
-    return {name: buffer for name, buffer in model.named_buffers() if name not in passing}
+    return {name: buffer for name, buffer in model.named_buffers() if name not in unsaved}
 
 
 def counts(model: nn.Module) -> dict[str, Tensor]:
     """Return the saved buffers that are one integer: they count steps or batches during training."""
-    whole = (torch.int32, torch.int64)
-    return {n: b for n, b in saved_buffers(model).items() if not b.dim() and b.dtype in whole}
+    integers = (torch.int32, torch.int64)
+    return {n: b for n, b in saved_buffers(model).items() if not b.dim() and b.dtype in integers}
 
 
 def later_counts(model: nn.Module) -> dict[str, Tensor]:
@@ -196,15 +197,18 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def loose_tensors(model: nn.Module) -> list[str]:
     """Return the paths of floating tensors that modules hold as plain attributes."""
-    own = {id(t) for t in (*model.parameters(), *model.buffers())}
-    return [
-        f"{path}.{name}".strip(".")
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and not isinstance(value, nn.Module)
-        and any(t.is_floating_point() and id(t) not in own for _, t in tensors_in(value))
-    ]
+    registered = {id(t) for t in (*model.parameters(), *model.buffers())}
+
+    def holds_loose(value: Any) -> bool:
+        return any(x.is_floating_point() and id(x) not in registered for _, x in tensors_in(value))
+
+    loose = list[str]()
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            is_plain = not name.startswith("_") and not isinstance(value, nn.Module)
+            if is_plain and holds_loose(value):
+                loose.append(f"{path}.{name}".strip("."))
+    return loose
 
 
 def unregistered(model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -212,35 +216,32 @@ def unregistered(model: nn.Module) -> dict[str, list[nn.Module]]:
 
     The model counts neither them among its modules nor their parameters among its own.
     """
-    own, hidden = set(model.modules()), dict[str, list[nn.Module]]()
+    registered, hidden = set(model.modules()), dict[str, list[nn.Module]]()
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if inside := [m for m in _held(value) if m not in own]:
-                hidden[f"{path}.{name}" if path else name] = inside
+            if others := [m for m in _modules_in(value) if m not in registered]:
+                hidden[f"{path}.{name}" if path else name] = others
     return hidden
 
 
-def _held(value: Any, depth: int = 3) -> Iterator[nn.Module]:
-    items = value.values() if isinstance(value, Mapping) else value
-    for item in items if depth and isinstance(value, (Mapping, list, tuple)) else ():
+def _modules_in(value: Any, depth: int = 3) -> Iterator[nn.Module]:
+    """Yield the modules in a plain container, and in those that it holds, down to some depth."""
+    if not depth or not isinstance(value, (Mapping, list, tuple)):
+        return
+    for item in value.values() if isinstance(value, Mapping) else value:
         if isinstance(item, nn.Module):
             yield item
         else:
-            yield from _held(item, depth - 1)
+            yield from _modules_in(item, depth - 1)
 
 
 def shared_names(model: nn.Module) -> list[list[str]]:
     """Return the names of each parameter that has several, compared by storage if it has one."""
     names: dict[int, list[str]] = {}
-    for n, p in model.named_parameters(remove_duplicate=False):
-        key = id(p) if p.is_meta or not p.numel() else p.data_ptr()
-        names.setdefault(key, []).append(n)
-    return [same for same in names.values() if len(same) > 1]
-
-
-def compiles(module: nn.Module) -> bool:
-    """Return whether calls of the module run compiled code."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    for name, p in model.named_parameters(remove_duplicate=False):
+        has_storage = not p.is_meta and p.numel() > 0
+        names.setdefault(p.data_ptr() if has_storage else id(p), []).append(name)
+    return [of_one for of_one in names.values() if len(of_one) > 1]
 
 
 @contextmanager
@@ -308,11 +309,12 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 def refusal(who: str, batch: Any, error: Exception, word: str = "") -> str:
     """Say what raised on a batch; with a word, also how batches are passed and how to pass them otherwise."""
     kind = f"keywords {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
-    how = (
-        ". A dict is passed as keywords, a tuple or list as arguments, anything else as it is; pass "
-        f"{word}=lambda model, batch: … to call the model in another way"
-    )
-    how *= bool(word)
+    how = ""
+    if word:
+        how = (
+            ". A dict is passed as keywords, a tuple or list as arguments, anything else as it is; pass "
+            f"{word}=lambda model, batch: … to call the model in another way"
+        )
     if isinstance(batch, list):
         how += ". A list of tensors is one batch; give several as a DataLoader, or a list of tuples or dicts"
     return f"{who} raised {type(error).__name__} on the batch ({kind}): {error}{how}"
@@ -323,11 +325,10 @@ def eager() -> Iterator[None]:
     """Inside this block, run modules as they were written, hooks included: without compiled code, and without
     torch's fast path through encoder layers, which packs padded rows into nested tensors.
     """
-    compiler = "torch._dynamo" in sys.modules  # without it nothing is compiled, and importing it is slow
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        with torch.compiler.set_stance("force_eager") if compiler else nullcontext():
+        with torch.compiler.set_stance("force_eager") if compiler_is_loaded() else nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -7,8 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +17,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from normlab.errors import UserError
+from normlab.private_torch import is_in_backward
 from normlab.setups.setup import Loss, output_loss
 from normlab.trace.autograd import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
 from normlab.trace.budget import begin_pass
@@ -92,31 +92,72 @@ class Pass:
         return self._entered[-1][0] if self._entered else ""
 
     def see(self, path: str, side: Side, values: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
+        """Take note of what enters or leaves a module."""
+        if is_in_backward():  # a checkpoint runs it again
             return
         call = self._calls[path, side]
         self._calls[path, side] += 1
-        shown = [(place, x if self._graph else x.detach()) for place, x in tensors_in(values)]
-        for place, x in shown:
-            if (tap := Tap(path, side, place, call)) in self._taps:
+        tensors = {place: x if self._graph else x.detach() for place, x in tensors_in(values)}
+        for place, x in tensors.items():
+            tap = Tap(path, side, place, call)
+            if tap in self._taps:
                 self.taps[tap] = x
-        kept = tuple(x if self._graph else x.clone() for _, x in shown) if self._events else ()
         if side == "input":
-            self._entered.append((path, kept))
-            return
+            self._entered.append((path, self._as_they_are(tensors.values())))
+        else:
+            self._leave(path, call, tensors)
+
+    def _as_they_are(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """Return tensors as an event shows them: what is written to them later must not change it."""
+        if not self._events:
+            return ()
+        return tuple(x if self._graph else x.clone() for x in tensors)
+
+    def _leave(self, path: str, call: int, tensors: Mapping[Place, Tensor]) -> None:
         entered, inputs = self._entered.pop()
         while entered != path:  # the model caught what a module inside raised
             entered, inputs = self._entered.pop()
         self.runs_whole |= path == ""
         outermost = not self._entered
         if path == "" or (outermost and self._hooks_all):
-            self.outputs.extend(x for _, x in shown)
+            self.outputs.extend(tensors.values())
         if self._events:
-            places = tuple(place for place, _ in shown)
-            self.events.append(Event(path, call, inputs, kept, places, outermost))
+            outputs = self._as_they_are(tensors.values())
+            self.events.append(Event(path, call, inputs, outputs, tuple(tensors), outermost))
 
     def call(self, call: FunctionCall) -> None:
         self.functions.append(call._replace(module=self.running))
+
+
+class _Backward(NamedTuple):
+    """What a backward pass gave."""
+
+    loss: float
+    gradients: dict[str, Tensor | None]
+    runs_again: bool
+    """Whether it ran modules again, as checkpoints do."""
+
+
+class _Shown:
+    """What passes of a trace showed: each is found when it is asked for, and kept until it is let go.
+
+    A cached property could not be let go but by taking it out of the object's ``__dict__``.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def get(self, name: str, find: Callable[[], Any]) -> Any:
+        if name not in self._values:
+            self._values[name] = find()
+        return self._values[name]
+
+    def if_known(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def let_go(self, *names: str) -> None:
+        for name in names or tuple(self._values):
+            self._values.pop(name, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +190,7 @@ class Trace:
     changed: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     rewritten: frozenset[str] = frozenset()
     undone: Callable[[str, str], bool] | None = None
+    _shown: _Shown = field(default_factory=_Shown, init=False, repr=False)
 
     def again(self, **changes: Any) -> Trace:
         """Return the same step with one thing changed: batch=, training=, seed=, weights=, taps=, ….
@@ -176,8 +218,8 @@ class Trace:
             stack.enter_context(undisturbed(self.model, self.batch, training=self.training, seed=self.seed))
             stack.enter_context(at_weights(self.model, self.weights))
             if self.rewritten:
-                own = self.model.named_parameters()
-                copies = {n: p.detach().clone() for n, p in own if n in self.rewritten}
+                parameters = self.model.named_parameters()
+                copies = {n: p.detach().clone() for n, p in parameters if n in self.rewritten}
                 stack.enter_context(at_weights(self.model, copies))
             if self.exact:
                 torch.set_default_dtype(torch.float64)
@@ -249,29 +291,28 @@ class Trace:
         with self.with_graph(graph=graph, **recorded) as passed:
             return passed
 
-    @cached_property
+    @property
     def _plain(self) -> Pass:
-        return self.once()
+        return self._shown.get("plain", self.once)
 
-    @cached_property
+    @property
     def events(self) -> tuple[Event, ...]:
         """Every call of a module, inner ones before outer ones."""
-        return tuple(self.once(events=True).events)
+        return self._shown.get("events", lambda: tuple(self.once(events=True).events))
 
     @property
     def recorded_bytes(self) -> int:
         """How many bytes the tensors of ``events`` take; 0 if they have not been asked for."""
-        events: tuple[Event, ...] = vars(self).get("events", ())
+        events: tuple[Event, ...] = self._shown.if_known("events") or ()
         return sum(x.nbytes for event in events for x in (*event.inputs, *event.outputs))
 
     def forget_events(self) -> None:
         """Free the record of calls, which is made again when it is asked for."""
-        vars(self).pop("events", None)
+        self._shown.let_go("events")
 
     def forget(self) -> None:
         """Free all that passes showed; they are run again when it is asked for."""
-        for name in vars(self).keys() - {each.name for each in fields(self)}:
-            del vars(self)[name]
+        self._shown.let_go()
 
     def functions(self, *names: str) -> tuple[FunctionCall, ...]:
         """Return the calls of torch functions with these names, in order."""
@@ -285,10 +326,12 @@ class Trace:
             raise UserError(NO_LOSS)
         return loss
 
-    @cached_property
+    @property
     def _with_outputs(self) -> Pass:
         # a loss that calls the model as a whole needs no hooks but the model's own, which saves time
-        return self._plain if self._plain.runs_whole else self.once(outputs=True)
+        if self._plain.runs_whole:
+            return self._plain
+        return self._shown.get("outputs", lambda: self.once(outputs=True))
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -305,21 +348,28 @@ class Trace:
     def __getitem__(self, tap: Tap) -> Tensor:
         return self.tapped[tap]
 
-    @cached_property
-    def _backward(self) -> tuple[float, dict[str, Tensor | None], bool]:
+    @property
+    def _backward(self) -> _Backward:
+        return self._shown.get("backward", self._run_backward)
+
+    def _run_backward(self) -> _Backward:
         parameters = self.model.named_parameters()
-        own = {path: p for path, p in parameters if p.requires_grad and p.numel()}
+        trained = {path: p for path, p in parameters if p.requires_grad and p.numel()}
         with self.with_graph() as passed:
             if passed.loss is None:
                 raise UserError(NO_LOSS)
             mode = Functions(exact=self.exact, dropout=self.dropout)
             with recomputing(self.model, mode) as again:
-                gradients = gradients_in(passed.loss, list(own.values()), self.model)
-            return passed.loss.item(), dict(zip(own, gradients, strict=True)), bool(again)
+                gradients = gradients_in(passed.loss, list(trained.values()), self.model)
+            by_path = dict(zip(trained, gradients, strict=True))
+            return _Backward(passed.loss.item(), by_path, runs_again=bool(again))
 
-    @cached_property
+    @property
     def moving(self) -> list[str]:
         """Buffers that a pass changes, such as running statistics and counters."""
+        return self._shown.get("moving", self._find_moving)
+
+    def _find_moving(self) -> list[str]:
         before = self.buffers
         with self.with_graph() if before else nullcontext():
             after = {n: b.clone() for n, b in self.model.named_buffers()}
@@ -328,22 +378,24 @@ class Trace:
     @property
     def run_again(self) -> bool:
         """Whether the backward pass runs modules again, as checkpoints do."""
-        return self._backward[2]
+        return self._backward.runs_again
 
     @property
     def gradients(self) -> dict[str, Tensor | None]:
         """The gradient of the loss in every parameter that needs one, without empty ones; None where it does
         not reach.
         """
-        return self._backward[1]
+        return self._backward.gradients
 
     @property
     def slope(self) -> Gradients:
         """The loss and its gradients in the trainable parameters, zeros where it does not reach."""
-        values, (loss, found, _) = self.parameters, self._backward
-        names = trainable(self.model)
-        filled = {n: torch.zeros_like(values[n]) if (g := found[n]) is None else g for n in names}
-        return Gradients(loss, filled)
+        values, backward = self.parameters, self._backward
+        gradients = dict[str, Tensor]()
+        for name in trainable(self.model):
+            gradient = backward.gradients[name]
+            gradients[name] = torch.zeros_like(values[name]) if gradient is None else gradient
+        return Gradients(backward.loss, gradients)
 
     def update(
         self, optimizer: Optimizer | OptimizerFactory, known: Gradients | None = None, *, factor: float = 1.0
@@ -358,19 +410,9 @@ class Trace:
 
         Raises UserError for a frozen model, another model's optimizer, and a loss that is not finite.
         """
-        own = trainable(self.model)
         values = self.parameters
-        twins = {path: Parameter(values[path].clone()) for path in own}
-        if isinstance(optimizer, Optimizer):
-            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if held.isdisjoint(map(id, own.values())):
-                raise UserError(
-                    "the optimizer holds no parameter of the model; pass the one that trains it, or a "
-                    "function that makes one, as in partial(torch.optim.AdamW, lr=5e-4)"
-                )
-            used = twin_of(optimizer, {id(p): twins[path] for path, p in own.items()})
-        else:
-            used = optimizer(list(twins.values()))
+        twins = {path: Parameter(values[path].clone()) for path in trainable(self.model)}
+        used = self._optimizer_of(optimizer, twins)
         for group in used.param_groups:
             if factor != 1 and group.get("lr") is not None:
                 group["lr"] = group["lr"] * factor
@@ -378,15 +420,16 @@ class Trace:
         def weights() -> dict[str, Tensor]:
             return {path: twin.detach() for path, twin in twins.items()}
 
-        left = [known or self.again(weights=weights()).slope]  # an optimizer may turn off gradients
+        # found before the step begins: an optimizer may turn off gradients
+        of_first_evaluation = [known or self.again(weights=weights()).slope]
 
         def evaluate() -> float:
-            loss, gradients = left.pop() if left else self.again(weights=weights()).slope
-            if not math.isfinite(loss):
-                raise UserError(f"the loss is {loss}, and no update follows; check weights and batch")
+            slope = of_first_evaluation.pop() if of_first_evaluation else self.again(weights=weights()).slope
+            if not math.isfinite(slope.loss):
+                raise UserError(f"the loss is {slope.loss}, and no update follows; check weights and batch")
             for path, twin in twins.items():
-                twin.grad = gradients[path].clone()  # an optimizer may write to it
-            return loss
+                twin.grad = slope.gradients[path].clone()  # an optimizer may write to it
+            return slope.loss
 
         step: Callable[..., Any] = type(used).step  # a schedule may have bound the object's own
         with undisturbed(self.model):
@@ -396,6 +439,23 @@ class Trace:
                 evaluate()
                 step(used)
         return weights()
+
+    def _optimizer_of(
+        self, optimizer: Optimizer | OptimizerFactory, twins: Mapping[str, Parameter]
+    ) -> Optimizer:
+        """Return an optimizer of these copies of the trainable parameters: a copy of the one that is given,
+        or a new one.
+        """
+        if not isinstance(optimizer, Optimizer):
+            return optimizer(list(twins.values()))
+        trained = trainable(self.model)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if held.isdisjoint(map(id, trained.values())):
+            raise UserError(
+                "the optimizer holds no parameter of the model; pass the one that trains it, or a "
+                "function that makes one, as in partial(torch.optim.AdamW, lr=5e-4)"
+            )
+        return twin_of(optimizer, {id(p): twins[path] for path, p in trained.items()})
 
 
 @contextmanager

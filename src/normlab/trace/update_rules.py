@@ -13,11 +13,13 @@ from torch import Tensor
 def _sgd(p: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
     """SGD with momentum, as in torch: the first step has no dampening."""
     g = g + float(group.get("weight_decay") or 0) * p
-    momentum, buffer = float(group.get("momentum") or 0), state.get("momentum_buffer")
-    if momentum:
-        b = g if buffer is None else momentum * buffer.double() + (1 - float(group.get("dampening") or 0)) * g
-        g = g + momentum * b if group.get("nesterov") else b
-    return -float(group["lr"]) * g
+    rate, momentum = float(group["lr"]), float(group.get("momentum") or 0)
+    if not momentum:
+        return -rate * g
+    b, buffer = g, state.get("momentum_buffer")
+    if buffer is not None:
+        b = momentum * buffer.double() + (1 - float(group.get("dampening") or 0)) * g
+    return -rate * (g + momentum * b if group.get("nesterov") else b)
 
 
 def _adam(

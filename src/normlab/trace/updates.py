@@ -44,16 +44,20 @@ class Moved(Held):
         None is lost if the rate is 0 or the optimizer keeps the weights in a wider type. Nor is an entry lost
         if a state keeps what it did not move: then both differ alike from the same step in a wider type.
         """
-        p, live, kept = self.parameter, self.gradient != 0, self._kept
-        wider = [x for x in kept.values() if x.dtype.itemsize > p.dtype.itemsize]
+        p, has_gradient, states = self.parameter, self.gradient != 0, self._states
+        wider = [x for x in states.values() if x.dtype.itemsize > p.dtype.itemsize]
         if not self.group["lr"] or any(torch.equal(x.to(p), p) for x in wider):
             return 0, 0
-        stuck = live & (self.change == 0)
-        other = wide or self
-        for name in kept.keys() & other._kept.keys() if wide else ():
-            apart, left = sample(kept[name]) - sample(other._kept[name]), other.change - self.change
-            stuck &= (apart - left).abs() >= torch.minimum(apart.abs(), left.abs())  # no nearer than nothing
-        return int(stuck.sum()), int(live.sum())
+        stuck = has_gradient & (self.change == 0)
+        if wide is not None:
+            not_moved, wide_states = wide.change - self.change, wide._states
+            for name in states.keys() & wide_states.keys():
+                kept_back = sample(states[name]) - sample(wide_states[name])
+                # a state that keeps what was not moved differs by that, and is nearer to it than either is to
+                # 0
+                least = torch.minimum(kept_back.abs(), not_moved.abs())
+                stuck &= (kept_back - not_moved).abs() >= least
+        return int(stuck.sum()), int(has_gradient.sum())
 
     def moves_expected(self, wide: Moved) -> float:
         """Return how many entries would move in a step if each update were rounded up or down at random,
@@ -63,7 +67,7 @@ class Moved(Held):
         return float((wide.change.abs() / spacing).clamp_max(1).sum())
 
     @property
-    def _kept(self) -> dict[str, Tensor]:
+    def _states(self) -> dict[str, Tensor]:
         """Tensors of the parameter's shape in the optimizer's state, after the step."""
         state, shape = self.optimizer.state.get(self.parameter, {}), self.parameter.shape
         return {str(n): x for n, x in state.items() if isinstance(x, Tensor) and x.shape == shape}
@@ -88,15 +92,16 @@ class Moved(Held):
 def first_step(step: StepUnderTest, *, exact: bool = False) -> list[Moved]:
     """Let the optimizers act once, at the schedule's peak, and return what happens to each parameter."""
     run, rates = step.whole_step.dry_run(exact=exact, plain=True), step.whole_step.rates.peaks
-    every = held(run.model, run.optimizers)
-    before = [sample(h.parameter) for h in every]
-    states = [map_tensors(h.optimizer.state.get(h.parameter, {}), lambda _, x: sample(x)) for h in every]
+    parameters = held(run.model, run.optimizers)
+    at_first = [sample(h.parameter) for h in parameters]
+    states = [map_tensors(h.optimizer.state.get(h.parameter, {}), lambda _, x: sample(x)) for h in parameters]
     seen, moved = run.run(step.stepped, rates=rates), list[Moved]()
-    for h, given, state in zip(every, before, states, strict=True):
-        x = seen.weights.get(h.name, given)  # what the forward pass changed is not the optimizer's doing
-        g, y = seen.gradients.get(h.name, torch.zeros_like(x)), sample(h.parameter)
-        change = (y - x).masked_fill(y == x, 0)  # infinity may stay unmoved, as in a mask
-        moved.append(Moved(**vars(h), before=x, gradient=g, change=change, state=state))
+    for h, first, state in zip(parameters, at_first, states, strict=True):
+        before = seen.weights.get(h.name, first)  # what the forward pass changed is not the optimizer's doing
+        after = sample(h.parameter)
+        gradient = seen.gradients.get(h.name, torch.zeros_like(before))
+        change = (after - before).masked_fill(after == before, 0)  # infinity may stay unmoved, as in a mask
+        moved.append(Moved(**vars(h), before=before, gradient=gradient, change=change, state=state))
     return moved
 
 
@@ -107,8 +112,8 @@ def unmoved(step: StepUnderTest) -> set[str]:
     no gradient is small by chance in all of them.
     """
     run, rates = step.whole_step.dry_run(plain=True), step.whole_step.rates.peaks
-    every = held(run.model, run.optimizers)
-    before = [h.parameter.detach().clone() for h in every]
+    parameters = held(run.model, run.optimizers)
+    before = [h.parameter.detach().clone() for h in parameters]
     batches = [step.stepped, *_halves(step.stepped)]
     for i in range(STEPS):
         try:
@@ -116,10 +121,11 @@ def unmoved(step: StepUnderTest) -> set[str]:
         except Exception:  # a model may accept one number of rows alone
             batches = [step.stepped]
             run.run(step.stepped, rates=rates)
-    return {h.name for h, x in zip(every, before, strict=True) if torch.equal(h.parameter, x)}
+    return {h.name for h, x in zip(parameters, before, strict=True) if torch.equal(h.parameter, x)}
 
 
 def _halves(batch: Any) -> list[Any]:
+    """Return the first and the second half of a batch's rows; none of a batch of one row."""
     rows = rows_of(batch)
     if rows < 2:
         return []
@@ -185,32 +191,38 @@ def masters_of(step: StepUnderTest) -> dict[int, str]:
     that the user's step changes when those change; by the place of their masters.
     """
     run, pairs = step.whole_step.dry_run(), dict[int, tuple[str, Tensor]]()
-    every = parameters_of(run.optimizers)
-    left = {n: p for n, p in run.model.named_parameters() if all(p is not q for q in every)}
-    for i, q in enumerate(every):
-        same = (n for n, p in left.items() if p.shape == q.shape and torch.equal(q.to(p), p))
-        if id(q) not in run.names and (name := next(same, None)) is not None:
-            pairs[i] = name, left.pop(name)
-    before = {i: p.detach().clone() for i, (_, p) in pairs.items()}
-    for i in pairs:
-        every[i].data = every[i].data * 2 + 1
+    held_by_optimizers = parameters_of(run.optimizers)
+    copies = {n: p for n, p in run.model.named_parameters() if all(p is not q for q in held_by_optimizers)}
+    for place, master in enumerate(held_by_optimizers):
+        if id(master) in run.names:
+            continue  # it is a parameter of the model itself
+        rounded = (n for n, p in copies.items() if p.shape == master.shape and torch.equal(master.to(p), p))
+        name = next(rounded, None)
+        if name is not None:
+            pairs[place] = name, copies.pop(name)
+    before = {place: p.detach().clone() for place, (_, p) in pairs.items()}
+    for place in pairs:
+        held_by_optimizers[place].data = held_by_optimizers[place].data * 2 + 1
     with suppress(Exception):  # none where it cannot be run
         run.run(step.stepped, rates=step.whole_step.rates.peaks)
-    return {i: n for i, (n, p) in pairs.items() if not p.equal(before[i])}
+    return {place: name for place, (name, p) in pairs.items() if not p.equal(before[place])}
 
 
 def factors(step: StepUnderTest) -> tuple[float, ...]:
     """Return what a step may multiply its loss by: 1, and what turns a sum over targets into a mean."""
     with suppress(Unknown):
-        asked, part = step.facts.targets, step.half or step.facts.targets
-        less = float(part.weight.sum() / asked.weight.sum())
-        fewer = int(part.counted.sum()) / int(asked.counted.sum())
-        rounding = max(asked.rounding, part.rounding)
-        if isclose(less, fewer, rel_tol=rounding) and not isclose(less, 1, rel_tol=rounding):
+        targets, of_half = step.facts.targets, step.half or step.facts.targets
+        share_of_weight = float(of_half.weight.sum() / targets.weight.sum())
+        share_of_targets = int(of_half.counted.sum()) / int(targets.counted.sum())
+        rounding = max(targets.rounding, of_half.rounding)
+        # a mean gives half of the rows as much weight as all of them, a sum as many times less as there are
+        grows_with_targets = isclose(share_of_weight, share_of_targets, rel_tol=rounding)
+        if grows_with_targets and not isclose(share_of_weight, 1, rel_tol=rounding):
             batch = step.batch if step.steps_another_batch else step.stepped
-            wide = map_tensors(batch, lambda _, x: x.double() if x.is_floating_point() else x)
-            whole = step.exact.again(batch=wide if step.is_exact else batch)
-            return 1.0, 1 / float(Facts(whole, step.declare).targets.weight.sum())
+            if step.is_exact:
+                batch = map_tensors(batch, lambda _, x: x.double() if x.is_floating_point() else x)
+            on_all = step.exact.again(batch=batch)
+            return 1.0, 1 / float(Facts(on_all, step.declare).targets.weight.sum())
     return (1.0,)
 
 

@@ -15,7 +15,7 @@ from normlab.setups.setup import Setup
 from normlab.setups.step import plain_step
 from normlab.trace.comparison import Comparison
 from normlab.trace.dry_run import DryRun, ObservedStep
-from normlab.trace.optimizers import copied, held, made_by, rebound
+from normlab.trace.optimizers import copied, held, made_optimizers, rebound
 from normlab.trace.passes import Passes
 from normlab.trace.rates import Rates, rates_of
 
@@ -83,8 +83,7 @@ class WholeStep:
         if all(isinstance(each, Optimizer) for each in self._setup.optimizers):
             return model, self._setup.optimizers
         if optimizer is not None and not self._passes.copies.may_stand_in:
-            made = made_by("optimizer(model)", optimizer, model, "param_groups")
-            return model, list(made) if isinstance(made, (list, tuple)) else [made]
+            return model, made_optimizers(optimizer, model)
         run = self.dry_run()
         return run.model, run.optimizers
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from normlab.checks.check import examine, properties
 from normlab.checks.property import Violation
 from normlab.errors import UserError
+from normlab.private_torch import tables_of_forward_hooks
 from normlab.setups.setup import Loss, Setup
 from normlab.trace.copies import copied_model, uses_of_copy
 from normlab.trace.passes import LARGE_MODEL
@@ -66,7 +67,7 @@ def _first_violations(
 def _copied_without_hooks(model: nn.Module, watch: object) -> nn.Module:
     """Return a copy of a model without the hooks of a watch, and without a copy of the watch behind them."""
     twin = copied_model(model, {id(watch): watch})
-    for hooks in (twin._forward_hooks, twin._forward_pre_hooks):
+    for hooks in tables_of_forward_hooks(twin):
         of_watch = [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is watch]
         for key in of_watch:
             hooks.pop(key)

@@ -7,8 +7,8 @@ optimizer gets. Numbers are either equal or not; there is no threshold.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -16,10 +16,11 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad
 
 from normlab.checks.property import Violation
+from normlab.private_torch import backward_pass
 from normlab.trace.facts.targets import Targets, read_targets, unexplained
+from normlab.trace.patching import Clip, replace, replace_clipping
 from normlab.trace.tensors import Place, tensors_in
 from normlab.watching.meter import local_parts, stored
 
@@ -154,7 +155,7 @@ class Loop:
     @property
     def _pass(self) -> _BackwardPass:
         """The backward pass in progress, which torch numbers."""
-        number = torch._C._current_graph_task_id()
+        number = backward_pass()
         if not self._passes or self._passes[-1].number != number:
             self._passes.append(_BackwardPass(number))
         return self._passes[-1]
@@ -290,23 +291,21 @@ def _follow(loop: Loop) -> None:
 
 
 def _replace_calls() -> None:
-    clip, scale = clip_grad._clip_grads_with_norm_, torch.amp.GradScaler.scale
+    scale = torch.amp.GradScaler.scale
 
-    def clipped(parameters: Any, *args: Any, **kwargs: Any) -> None:
-        tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        clip(tensors, *args, **kwargs)
+    @contextmanager
+    def shown(call: Clip) -> Iterator[None]:
+        yield
         for loop in _FOLLOWED:
-            loop.clipped(tensors)
+            loop.clipped(call.parameters)
 
     def scaled(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
         for loop in _FOLLOWED:
             loop.scaler = scaler
         return scale(scaler, outputs)
 
-    clip_grad._clip_grads_with_norm_ = clipped
-    _CALLS.callback(setattr, clip_grad, "_clip_grads_with_norm_", clip)
-    torch.amp.GradScaler.scale = scaled  # type: ignore[method-assign]
-    _CALLS.callback(setattr, torch.amp.GradScaler, "scale", scale)
+    replace_clipping(_CALLS, shown)
+    replace(_CALLS, torch.amp.GradScaler, "scale", scaled)
 
 
 def _norm(p: Tensor) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from normlab.diagnosis.presets import SublayerSite
 from normlab.diagnosis.probes import Record, gathered
+from normlab.private_torch import copy_each, norm_of_each, subtract_each
 
 
 class StepRecord(NamedTuple):
@@ -78,12 +79,12 @@ class Meter:
     @torch.no_grad()
     def before(self) -> None:
         """Remember the weights; call it before the optimizer's step."""
-        torch._foreach_copy_(self._moved_here, self._weights_here)
+        copy_each(self._moved_here, self._weights_here)
 
     @torch.no_grad()
     def after(self) -> Tensor:
         """`[P]`: the L2 norm of each parameter's update; call it after the optimizer's step."""
-        torch._foreach_sub_(self._moved_here, self._weights_here)
+        subtract_each(self._moved_here, self._weights_here)
         return self.norms(self.moved)
 
 
@@ -114,7 +115,7 @@ class Grouping:
 
 def norms_of(tensors: Sequence[Tensor]) -> Tensor:
     """`[P]`: the L2 norm of each tensor, without waiting for the device."""
-    return torch.stack(torch._foreach_norm(list(tensors)))
+    return torch.stack(norm_of_each(list(tensors)))
 
 
 def _norms_over_ranks(parts: Sequence[Tensor]) -> Tensor:

@@ -14,8 +14,9 @@ from normlab.diagnosis.containers import candidates
 from normlab.diagnosis.presets import SublayerSite, preset_probes, require_preset, stream_sites
 from normlab.diagnosis.probes import Emit
 from normlab.errors import UserError
+from normlab.private_torch import runs_compiled
 from normlab.trace.facts.stacks import within
-from normlab.trace.tensors import Side, apart, compiles, forward_hooks, unwrap
+from normlab.trace.tensors import Side, apart, forward_hooks, unwrap
 
 _Warn = Callable[[str], None]
 HOW = 'name the modules, as in probes=[Probe("*.mlp", "output", "rms")]'
@@ -77,7 +78,7 @@ class Observation:
         model = unwrap(model)
         if self._probes:
             self._observe(model, compiled=compiled)
-        elif compiled or any(compiles(m) for m in model.modules()):
+        elif compiled or any(runs_compiled(m) for m in model.modules()):
             self._observe_weights(model, compiled=compiled)
             self._warn(
                 f"the model runs compiled: of the preset {self.preset!r} only weights, gradients and updates "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from normlab.diagnosis import Probe
 from normlab.errors import UserError
+from normlab.trace.patching import replace
 from normlab.watching.watcher import OUT, Watch
 
 
@@ -74,9 +75,7 @@ def watched(
             watching.loss(loss * getattr(trainer, "gradient_accumulation_steps", 1))
         return loss
 
-    trainer.forward_backward_step = forward_backward_step
-    try:
+    with ExitStack() as stack:
+        stack.callback(watching.close)
+        replace(stack, trainer, "forward_backward_step", forward_backward_step)
         yield watching
-    finally:
-        trainer.forward_backward_step = own_step
-        watching.close()

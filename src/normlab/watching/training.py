@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from normlab.setups.gradients import parameters_of
 from normlab.setups.together import Together, common_module
+from normlab.trace.patching import replace
 from normlab.watching.watcher import Watch
 
 
@@ -22,8 +23,7 @@ def follow(watch: Watch) -> Training:
     """
     training = Training(watch)
     for owner, name, new in training.patches():
-        watch.until_closed.callback(setattr, owner, name, vars(owner)[name])
-        setattr(owner, name, new)
+        replace(watch.until_closed, owner, name, new)
     return training
 
 

@@ -20,7 +20,8 @@ from normlab.base.io import validated
 from normlab.diagnosis import Probe, Record, Structure
 from normlab.diagnosis.probes import Emit
 from normlab.errors import UserError
-from normlab.trace.tensors import compiles, unwrap
+from normlab.private_torch import runs_compiled
+from normlab.trace.tensors import unwrap
 from normlab.watching import NOTES
 from normlab.watching.checks import Checks, WatchReports
 from normlab.watching.losses import Losses
@@ -133,7 +134,9 @@ class Watch:
         with self._guard("updates cannot be watched"):
             self._remove_hooks()
             self._model = inner = unwrap(model)
-            self._compiled = compiled or compiles(model) or any(compiles(m) for m in inner.modules())
+            self._compiled = (
+                compiled or runs_compiled(model) or any(runs_compiled(m) for m in inner.modules())
+            )
             if not self._compiled:
                 self._hooks.append(inner.register_forward_hook(self._answered, with_kwargs=True))
                 self._checks.attach(inner)

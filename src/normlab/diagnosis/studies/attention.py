@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.base.chart import ByDepth
 from normlab.diagnosis.probes import pair_cosines
@@ -18,6 +17,7 @@ from normlab.diagnosis.subject import Subject
 from normlab.diagnosis.tables import Row, Table, Tables, as_float, floats, mean
 from normlab.diagnosis.wording import format_cosine, format_number
 from normlab.errors import UserError
+from normlab.private_torch import SOFTMAX_OPERATORS, TorchDispatchMode
 from normlab.trace.record import Seen, Want, record
 from normlab.trace.tensors import Tap
 
@@ -28,8 +28,6 @@ COLLAPSED_NATS: Final = 0.1
 UNIFORM: Final = 0.99
 """Share of uniform attention's entropy above which no key stands out."""
 
-SOFTMAXES: Final = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_softmax})
-"""Every attention that is not a single kernel ends up calling one of these."""
 KERNEL: Final = (
     "its attention is a kernel of its own; run it as plain code, for Hugging Face's as in "
     'model.set_attn_implementation("eager")'
@@ -101,7 +99,7 @@ class _Softmaxes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func.overloadpacket in SOFTMAXES:
+        if func.overloadpacket in SOFTMAX_OPERATORS:
             scores, dim = args[:2]
             if scores.ndim > 2 and dim in (-1, scores.ndim - 1):
                 self.softmaxes.append(_summary(len(self._stream), scores, output))

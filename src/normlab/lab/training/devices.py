@@ -20,6 +20,7 @@ from normlab.base.io import from_plain
 from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.lab.config import Config, MachineConfig
+from normlab.private_torch import marks_of_infinite, multiplies_bf16_fast, options_of_compiler
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,8 +53,6 @@ def compiled(function: Callable[P, R], device: torch.device) -> Callable[P, R]:
 
     Raises UserError if nothing can be compiled, as on a CPU without a C++ compiler.
     """
-    import torch._dynamo.config as dynamo
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's warnings about its own code
@@ -64,8 +63,9 @@ def compiled(function: Callable[P, R], device: torch.device) -> Callable[P, R]:
             f"torch.compile does not work for {device.type} here: {why}; install what it needs (on a CPU "
             "a C++ compiler such as g++), or leave out --compile"
         ) from error
-    # Every shape of a batch is a compilation, and dynamo gives up after few of them.
-    dynamo.recompile_limit = max(dynamo.recompile_limit, dynamo.accumulated_recompile_limit)
+    # Every shape of a batch is a compilation, and the compiler gives up after few of them.
+    options = options_of_compiler()
+    options.recompile_limit = max(options.recompile_limit, options.accumulated_recompile_limit)
     return torch.compile(function, dynamic=False)
 
 
@@ -88,7 +88,7 @@ def best_precision(device: str) -> Literal["bf16", "fp32"]:
     if device.startswith("cuda"):
         return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "fp32"
     try:
-        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        fast = multiplies_bf16_fast()
     except AttributeError:
         fast = False
     return "bf16" if fast else "fp32"
@@ -135,7 +135,7 @@ class Scaling:
         """Divide the gradients of the optimizer's parameters by the scale, once a step."""
         self._scaler.unscale_(optimizer)
         if self._scaler.is_enabled():
-            for infinite in self._scaler._found_inf_per_device(optimizer).values():
+            for infinite in marks_of_infinite(self._scaler, optimizer).values():
                 infinite.squeeze_()  # with shards it has an axis, which fused optimizers refuse
 
     def step(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> Tensor:

@@ -33,10 +33,11 @@ from normlab.lab.training.jobs import Worker
 from normlab.lab.training.outcome import outcome
 from normlab.lab.training.own_setups import opened
 from normlab.lab.training.progress import marked
+from normlab.private_torch import runs_compiled
 from normlab.setups.setup import Setup
 from normlab.trace.optimizers import copied
 from normlab.trace.restore import same_globals, same_random_state, undisturbed
-from normlab.trace.tensors import bytes_of, compiles, tensors_in, unwrap
+from normlab.trace.tensors import bytes_of, tensors_in, unwrap
 from normlab.trials.course import Course, read_course
 from normlab.trials.fingerprint import fingerprint
 from normlab.trials.scale import Scale, read_scale
@@ -121,7 +122,7 @@ def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
             kind=", ".join(type(part).__name__ for part in (unwrap(setup.model), *optimizers)),
             device=next((p.device.type for p in setup.model.parameters()), "cpu"),
             planned_steps=setup.declare.steps,
-            compiled=any(map(compiles, setup.model.modules())),
+            compiled=any(map(runs_compiled, setup.model.modules())),
         )
 
 

@@ -17,6 +17,7 @@ from normlab.lab.training.parts import RunContext, RunPart
 from normlab.lab.training.progress import Phases
 from normlab.lab.training.recording import MetricRows
 from normlab.lab.training.weights import kept_steps
+from normlab.private_torch import add_each, copy_each, divide_each
 
 
 class KeptWeights(RunPart):
@@ -61,9 +62,9 @@ class KeptWeights(RunPart):
         total = [torch.zeros_like(w) for w in weights]
         for step in steps:
             load_checkpoint(self._folder.steps / str(step), model, run=self._folder.id())
-            torch._foreach_add_(total, weights)
-        torch._foreach_div_(total, float(len(steps)))
-        torch._foreach_copy_(weights, total)
+            add_each(total, weights)
+        divide_each(total, float(len(steps)))
+        copy_each(weights, total)
         return steps
 
     def finish(self) -> None:

@@ -20,6 +20,7 @@ from normlab.lab.runs.folder import RunFolder, find_run
 from normlab.lab.tasks.task import Prepared, Task
 from normlab.lab.training.checkpoint import has_checkpoint, open_checkpoint
 from normlab.lab.training.parallel import Parallel
+from normlab.private_torch import copy_each, interpolate_each
 from normlab.trace.tensors import bytes_of
 
 EMA: Final = "ema"
@@ -56,7 +57,7 @@ class Ema:
         """Update the averages. A parameter enters with its first gradient, as in the optimizer's state."""
         weights, means = self._pairs()
         if weights:
-            torch._foreach_lerp_(means, weights, 1 - self._decay)
+            interpolate_each(means, weights, 1 - self._decay)
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if p.grad is not None and EMA not in optimizer.state[p]:
@@ -77,8 +78,8 @@ class Ema:
         weights, means = self._pairs()
         if weights:
             before = [w.clone() for w in weights]
-            torch._foreach_copy_(weights, means)
-            torch._foreach_copy_(means, before)
+            copy_each(weights, means)
+            copy_each(means, before)
 
 
 def kept_steps(folder: RunFolder) -> list[int]:

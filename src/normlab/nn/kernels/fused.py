@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from normlab.nn.kernels import ops
+from normlab.private_torch import weight_norm, weight_norm_backward
 
 
 def scaled_to(x: Tensor, length: Tensor | float, least: float = 1e-5) -> Tensor:
@@ -34,7 +35,7 @@ def _normalises_rows() -> bool:
     """Return whether torch's private operator for weight normalisation exists and works as expected."""
     try:
         with torch.no_grad():
-            y, norms = torch._weight_norm_interface(torch.tensor([[3.0, 4.0]]), torch.tensor([[10.0]]), 0)
+            y, norms = weight_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([[10.0]]))
     except (AttributeError, RuntimeError):
         return False
     return torch.equal(y, torch.tensor([[6.0, 8.0]])) and norms.item() == 5.0
@@ -45,7 +46,7 @@ class _RowsScaled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:  # pyrefly: ignore[bad-override]
-        y, norms = torch._weight_norm_interface(rows, lengths, 0)
+        y, norms = weight_norm(rows, lengths)
         ctx.save_for_backward(rows, lengths, norms)
         ctx.mark_non_differentiable(norms)
         return y, norms
@@ -53,8 +54,7 @@ class _RowsScaled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:  # pyrefly: ignore[bad-override]
-        backward = torch.ops.aten._weight_norm_interface_backward
-        return backward(grad.contiguous(), *ctx.saved_tensors, 0)
+        return weight_norm_backward(grad.contiguous(), *ctx.saved_tensors)
 
 
 def root_mean_square_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from normlab.nn.kernels import ops
+from normlab.private_torch import mkldnn_linear, mkldnn_multiplies_bf16
 
 
 class Linear(nn.Linear):
@@ -78,7 +79,7 @@ backward pass.
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     r"""Compute :math:`a b^\top + bias` of `[m, k]`, `[n, k]` and `[n]`, of one dtype and any strides."""
-    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+    return mkldnn_linear(a, b, bias)
 
 
 @cache
@@ -93,7 +94,7 @@ def _multiplies(dtype: torch.dtype) -> bool:
     if dtype == torch.float32 and torch.backends.cpu.get_cpu_capability() == "AVX2":
         return False
     try:
-        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if dtype == torch.bfloat16 and not mkldnn_multiplies_bf16():
             return False
         with torch.no_grad():
             a, b, bias = ((torch.arange(n) % 7 - 3.0).to(dtype) for n in (5 * 6, 6 * 4, 4))

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.private_torch import without_function_modes
 from normlab.trace.compare import distance
 from normlab.trace.facts.twins import ModuleCall, OutermostCalls, Twin, Twins, are_equal
 from normlab.trace.functions import FunctionMode, writes
@@ -135,7 +136,7 @@ class _Followed(FunctionMode):
 
     def _see(self, call: ModuleCall) -> None:
         """Begin to follow what a call of a module returned."""
-        with torch._C.DisableTorchFunction():  # or the mode would follow what is done here
+        with without_function_modes():  # or the mode would follow what is done here
             self._begin(call)
 
     def _begin(self, call: ModuleCall) -> None:

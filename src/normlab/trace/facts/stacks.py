@@ -12,12 +12,13 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.private_torch import BatchOrInstanceNorm, children_of
 from normlab.trace.compare import distance
 from normlab.trace.trace import Event, Trace
 
 SCALES: Final = (1e6, 1e7)
 """Sizes of the stream beside which a normed branch that is added to it vanishes."""
-OVER_TOKENS: Final = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm)
+OVER_TOKENS: Final = (BatchOrInstanceNorm, nn.GroupNorm, nn.LocalResponseNorm)
 
 
 class Block(NamedTuple):
@@ -94,7 +95,7 @@ def _numbered(model: nn.Module) -> Iterator[tuple[str, list[Block]]]:
     """Yield the numbered children of each module in their order, with the name of the stack they may be."""
     for path, module in model.named_modules():
         siblings: dict[str, list[Block]] = defaultdict(list)
-        for name, child in module._modules.items():
+        for name, child in children_of(module).items():
             numbered = re.fullmatch(r"(.*?)(\d+)", name)
             if numbered and child is not None:
                 inner = f"{path}.{name}" if path else name

@@ -8,12 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    _global_forward_hooks_with_kwargs,
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from normlab.private_torch import forget_global_hook
 from normlab.trace.autograd import Weights
 from normlab.trace.facts import Unknown
 from normlab.trace.tensors import map_tensors, tensors_in
@@ -73,8 +70,7 @@ class OutermostCalls:
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._enter).remove)
             hook = register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
-            # torch 2.13 leaves this mark of a hook that is removed, and warns of it in torch.compile
-            stack.callback(_global_forward_hooks_with_kwargs.pop, hook.id, None)
+            stack.callback(forget_global_hook, hook.id)
             stack.callback(hook.remove)
             yield
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.private_torch import saved
 from normlab.trace.autograd import nodes_behind
 from normlab.trace.compare import distance
 from normlab.trace.facts.adapters import ADDED, Adapter, adapters_in
@@ -241,7 +242,7 @@ def _scores(call: FunctionCall) -> Scores | None:
     if len(products) != 1:
         return None
     factor, product = products[0]
-    first = getattr(product, "_saved_batch1", getattr(product, "_saved_self", None))
+    first = saved(product, "batch1", saved(product, "self"))
     if first is None:
         return None
     return _read(call.module, factor, torch.Size([*x.shape[:-1], first.shape[-1]]), _operands(product))
@@ -312,7 +313,7 @@ def _is_correction(node: Node) -> bool:
 
 def _widths(product: Node) -> tuple[int, int] | None:
     """Return the width over which a product sums, and that of its result, if its node has kept its matrix."""
-    right = getattr(product, "_saved_mat2", None)
+    right = saved(product, "mat2")
     return None if right is None else (right.shape[-2], right.shape[-1])
 
 
@@ -367,7 +368,7 @@ def _upstream(node: Node | None, stop: Collection[str] = (), axes: Collection[in
     """Yield a node and all behind it, but nothing behind these operations unless they sum over such axes."""
 
     def beyond(n: Node) -> bool:
-        right = getattr(n, "_saved_mat2", None) if axes else None  # a product sums over its rows
+        right = saved(n, "mat2") if axes else None  # a product sums over its rows
         summed = 0 if right is None else right.shape[-2]
         return not _is_map(n, stop) or summed in axes
 
@@ -397,7 +398,7 @@ def multiplier(node: Node) -> Tensor | None:
     if _operation(node) not in ("Mul", "Div") or len(_before(node)) != 1:
         return None
     first = node.next_functions[0][0] is not None
-    other = getattr(node, "_saved_other" if first else "_saved_self", None)
+    other = saved(node, "other" if first else "self")
     return other if isinstance(other, Tensor) and (first or _operation(node) == "Mul") else None
 
 
@@ -443,7 +444,7 @@ def _summands(node: Node) -> list[tuple[float, Node]]:
     products: dict[Node, float] = {}
     for factor, one in _ends(node, lambda n: _operation(n) in SUMS):
         if _operation(one) in PRODUCTS:
-            products.setdefault(one, factor * float(getattr(one, "_saved_alpha", 1.0)))
+            products.setdefault(one, factor * float(saved(one, "alpha", 1.0)))
     return [(factor, one) for one, factor in products.items()]
 
 
