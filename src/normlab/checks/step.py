@@ -28,7 +28,7 @@ from normlab.trace.dry_run import (
 )
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.targets import CLOSE
-from normlab.trace.gradients import Along
+from normlab.trace.finite_differences import Along
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.updates import factors
 from normlab.trace.whole_step import SMALL

@@ -90,11 +90,12 @@ DRAW: Final[dict[type[Drawing], Draw[Any]]] = {}
 """What draws each kind."""
 
 
-def draws(kind: type[D]) -> Callable[[Draw[D]], Draw[D]]:
-    """Register the decorated function as what draws the charts of a kind."""
+def draws(*kinds: type[D]) -> Callable[[Draw[D]], Draw[D]]:
+    """Register the decorated function as what draws the charts of these kinds."""
 
     def register(function: Draw[D]) -> Draw[D]:
-        DRAW[kind] = function
+        for kind in kinds:
+            DRAW[kind] = function
         return function
 
     return register
@@ -212,9 +213,7 @@ def _is_drawn(drawing: Lines | Bars | Cells, point: Row, *, numeric_x: bool) -> 
     return _has_place(point["y"], log=drawing.log_y)
 
 
-@draws(Lines)
-@draws(Bars)
-@draws(Cells)
+@draws(Lines, Bars, Cells)
 def _of_columns(drawing: Lines | Bars | Cells, tables: DrawnTables, name: str) -> Iterator[Chart]:
     """A chart for each panel, all on one scale; without a panel a single one."""
     points = _points(drawing, tables.tables[drawing.table])
