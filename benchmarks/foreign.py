@@ -1,5 +1,7 @@
 """``normlab.diagnose`` on other people's classes with random weights: what is read, and what is found.
 
+Seconds are processor time, which other work on the machine changes little.
+
     python benchmarks/foreign.py             # every class at 2 layers, printed
     python benchmarks/foreign.py --write     # every class at 6 layers, BERT and GPT-2 at 24, and the page
     python benchmarks/foreign.py --page      # write docs/foreign-models.md from foreign.json, no measuring
@@ -172,12 +174,12 @@ def read(name: str, layers: int) -> dict[str, Any]:
     """A class: what was found in it, and the seconds that reading and a cheap diagnosis take."""
     torch.manual_seed(0)
     model, batch = CLASSES[name](layers)
-    begun = time.perf_counter()
+    begun = time.process_time()
     structure = read_structure(model, batch)
-    seconds = time.perf_counter() - begun
-    begun = time.perf_counter()
+    seconds = time.process_time() - begun
+    begun = time.process_time()
     found = diagnose(model, batch, loss=loss, preset="cheap")
-    seconds_of_cheap = time.perf_counter() - begun
+    seconds_of_cheap = time.process_time() - begun
     planned = diagnose(model, batch, loss=loss, lr=LR, warmup_steps=WARMUP, preset="standard")
     return {
         "name": name,
@@ -210,13 +212,13 @@ def deep(make: Callable[..., Case], layers: int, std: float) -> dict[str, Any]:
     """All findings of the preset ``standard``."""
     torch.manual_seed(0)
     model, batch = make(layers, initializer_range=std)
-    begun = time.perf_counter()
+    begun = time.process_time()
     found: Diagnosis = diagnose(model, batch, loss=loss, lr=LR, preset="standard")
     return {
         "name": type(model).__name__,
         "std": std,
         "layers": layers,
-        "seconds": round(time.perf_counter() - begun, 1),
+        "seconds": round(time.process_time() - begun, 1),
         "parameters": found.facts["parameters"],
         "findings": [
             {"name": f.name, "severity": f.severity, "sentence": f.sentence, "reference": f.reference}
@@ -249,8 +251,8 @@ def _head(measured: dict[str, Any]) -> list[str]:
 
 
 SECONDS = (
-    "The seconds are for reading the structure and for a whole diagnosis with the preset `cheap`. Each is "
-    "of one run, and an upper bound, since the machine may have had other work."
+    "The seconds are for reading the structure and for a whole diagnosis with the preset `cheap`: processor "
+    "time on one thread, of one run each."
 )
 FUNCTIONS = (
     "`FunctionalNorms` is a decoder of the benchmark itself. It computes its norms by functions, as "
@@ -332,7 +334,7 @@ def _findings(rows: list[dict[str, Any]]) -> list[str]:
         f"| model, deviation of its weights | {' | '.join(titles)} |",
         f"| --- |{' --- |' * len(rows)}",
         f"| parameters | {' | '.join(row['parameters'] for row in rows)} |",
-        f"| seconds | {' | '.join(str(row['seconds']) for row in rows)} |",
+        f"| seconds of processor time | {' | '.join(str(row['seconds']) for row in rows)} |",
     ]
     for name in names:
         kinds = [" and ".join(f["severity"] for f in row["findings"] if f["name"] == name) for row in rows]

@@ -133,7 +133,7 @@ def test_trials_that_are_kept_are_not_done_again_wherever_the_file_ends(tmp_path
         asked(scaled, folder=tmp_path)
 
 
-SCALING = [f"scaling.{name}" for name in ("ladder", "coordinates", "measured")]
+SCALING = [f"scaling.{name}" for name in ("ladder", "coordinates", "one_model")]
 
 
 class Clock:

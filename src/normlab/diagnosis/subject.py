@@ -289,7 +289,7 @@ def _zeros_for_none(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor
     return [torch.zeros_like(x, requires_grad=False) if g is None else g for g, x in pairs]
 
 
-def place(stack: str, view: SublayerView) -> dict[str, str | int]:
+def sublayer_columns(stack: str, view: SublayerView) -> dict[str, str | int]:
     """Return the columns that say which sublayer a row is about."""
     return {"stack": stack, "index": view.index, "layer": view.layer, "role": view.role}
 

@@ -86,16 +86,18 @@ def _to_carry(axis: Axis, key: QuantityKey, step: int, place: Place) -> _Meant |
     """What a learning rate needs to carry: nothing grows at the start, and updates change everything by the
     same amount at every size, neither growing nor vanishing.
 
-    ============================  ==========================  ================================
-    quantity                      over width                  over depth
-    ============================  ==========================  ================================
-    stream at the start           does not grow               does not grow
-    other tensors at the start    do not grow                 not judged
-    change of the stream          does not grow               does not grow
-    update in a block             the same, or m^-0.5 if a    not judged
-    update outside the blocks     sum (see below)             the same
-    change of the logits          the same to m^-0.5          not judged
-    ============================  ==========================  ================================
+    ==========================  ============================  ==============
+    quantity                    over width                    over depth
+    ==========================  ============================  ==============
+    stream at the start         does not grow                 does not grow
+    other tensors at the start  do not grow                   not judged
+    change of the stream        does not grow                 does not grow
+    update in a block           the same; a sum may fall      not judged
+    update outside the blocks   the same; a sum may fall      the same
+    change of the logits        is a sum: the same, or falls  not judged
+    ==========================  ============================  ==============
+
+    A sum may fall by up to a root of the width.
     """
     quantity = key.quantity
     does_not_grow = _Meant(0.0, falls=math.inf)
@@ -110,8 +112,8 @@ def _to_carry(axis: Axis, key: QuantityKey, step: int, place: Place) -> _Meant |
     if quantity in _STARTING and not step:
         return does_not_grow
     if quantity in ("logits change", "update"):
-        # the terms of a sum over features align fully, as the theory has it, or not at all: then the sum
-        # grows by a root of the width less. Everett et al. 2024, Section 3 (2407.05872). A change by several
+        # the terms of a sum over features align fully, as the theory has it, or not at all, and then the sum
+        # is smaller by a root of the width. Everett et al. 2024, Section 3 (2407.05872). A change by several
         # steps is a sum, too, and the steps of a wider model may agree less
         is_sum = quantity == "logits change" or place.product or step > 1
         return _Meant(0.0, falls=HALF if is_sum else 0.0)

@@ -60,7 +60,7 @@ class Plan:
     """Whether the journal holds trials of the same request, whose steps then stay."""
     left_s: float
     """The seconds of the budget that are left."""
-    whole_s: float
+    enough_s: float
     """A budget in seconds that would do for all that was asked for."""
     kept: int = 0
     """How many trials the journal holds."""
@@ -230,8 +230,8 @@ class Ladder:
         sizes = self._affordable_sizes(fewest_steps, left_s)
         fits = self._cost(sizes, fewest_steps) <= left_s
         most_steps = asked if begun is None else fewest_steps
-        whole_s = self.journal.seconds + self._cost(self.family.sizes, most_steps)
-        plan = Plan(sizes, fewest_steps, fits, begun is not None, left_s, whole_s)
+        enough_s = self.journal.seconds + self._cost(self.family.sizes, most_steps)
+        plan = Plan(sizes, fewest_steps, fits, begun is not None, left_s, enough_s)
         if plan.is_too_short:
             return plan
         if begun is None:
@@ -245,7 +245,7 @@ class Ladder:
 
     def _sentence(self, plan: Plan) -> str:
         """Say which trials will be made, and what is left out."""
-        needed = duration(plan.whole_s)
+        needed = duration(plan.enough_s)
         if plan.is_too_short:
             return (
                 f"too short to tell: {_budget(plan.left_s)} is not enough for trials of {plan.steps} steps "

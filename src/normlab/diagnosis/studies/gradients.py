@@ -15,7 +15,7 @@ from normlab.base.roles import MATRIX_KINDS
 from normlab.diagnosis.parameters import ParameterPart
 from normlab.diagnosis.probes import measure
 from normlab.diagnosis.study import LIU, MINI_BATCHES, XIONG, Finding, Study
-from normlab.diagnosis.subject import Subject, place, split
+from normlab.diagnosis.subject import Subject, split, sublayer_columns
 from normlab.diagnosis.tables import Row, Table, Tables, as_float, extremes, floats, mean
 from normlab.diagnosis.wording import at_peak, format_number, format_share
 from normlab.errors import UserError
@@ -52,7 +52,7 @@ def sublayer_gradients(subject: Subject) -> Table:
     largest = max((length for length, _ in measured.values()), default=0.0) or 1.0
     rows = list[Row]()
     for stack, view in views:
-        row = {**place(stack, view), "grad_l2": None, "relative": None, "variance": None}
+        row = {**sublayer_columns(stack, view), "grad_l2": None, "relative": None, "variance": None}
         if view.after in measured:
             length, variance = measured[view.after]
             row |= {"grad_l2": length, "relative": length / largest, "variance": variance}
@@ -124,7 +124,9 @@ def branch_jacobians(subject: Subject, *, seed: int = 0) -> Table:
             before, branch = passed.taps[view.before], passed.taps[view.branch]
             gain = _gain(before, branch, masks[stack], generator)
             variance = subject.tokens(stack, passed.taps[view.total]).var(correction=0).item()
-            rows.append({**place(stack, view), "jacobian_variance": gain, "total_variance": variance})
+            rows.append(
+                {**sublayer_columns(stack, view), "jacobian_variance": gain, "total_variance": variance}
+            )
     return Table("branch_jacobians", tuple(rows))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from normlab.base.chart import ByDepth
 from normlab.diagnosis.structure import PLACEMENTS, StackView
 from normlab.diagnosis.study import XIONG, Finding, Study
-from normlab.diagnosis.subject import Subject, place
+from normlab.diagnosis.subject import Subject, sublayer_columns
 from normlab.diagnosis.tables import Row, Table, Tables, as_float, floats
 from normlab.diagnosis.theory import LEMMA_2, ScaleBounds, bounded_fraction, ffn_gain, hidden_scales
 from normlab.diagnosis.wording import format_number
@@ -92,7 +92,12 @@ def _rows(subject: Subject, stack: StackView) -> Iterator[Row]:
             x = subject.tokens(stack.name, seen[getattr(view, signal)])
             is_start = view is stack.sublayers[0] and signal == "before"  # from which theory begins
             theory = None if is_start else getattr(expected, signal)
-            yield {**place(stack.name, view), "signal": signal, **_measured(x), **_predicted(theory)}
+            yield {
+                **sublayer_columns(stack.name, view),
+                "signal": signal,
+                **_measured(x),
+                **_predicted(theory),
+            }
 
 
 def _measured(x: Tensor) -> Row:
