@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,3 +47,5 @@ class Mutation:
                 )
             text = text.replace(old, new)
         file.write_text(text, encoding="utf-8")
+        # Python trusts compiled code by the size of its source and the second of its last change
+        Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)

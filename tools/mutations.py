@@ -85,9 +85,9 @@ def _test(package: Path, tests: Sequence[str]) -> None:
 
 
 def copy_of_package(folder: Path) -> Path:
-    """An unchanged copy of the package."""
+    """An unchanged copy of the package, with what Python has compiled of it: times of files are copied, too."""
     package = folder / "normlab"
-    shutil.copytree(ROOT / "src" / "normlab", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src" / "normlab", package)
     return package
 
 
