@@ -28,7 +28,7 @@ from normlab.cli.options import (
 )
 from normlab.errors import UserError
 from normlab.lab.config import Config
-from normlab.report.results.transfer import Ends, TransferResult
+from normlab.report.results.transfer import Estimate, TransferResult
 from normlab.report.results.trial import TrialResult, TrialsResult
 from normlab.scaling import FACTOR, FIRST_SEED, SEEDS
 from normlab.scaling import STEPS as STEPS_OF_SIZES
@@ -365,7 +365,7 @@ def _print_transfer(result: TransferResult) -> None:
     _print_answer(result, table, spent)
 
 
-def _interval(best: Ends) -> str:
+def _interval(best: Estimate) -> str:
     """Where a best rate lies, as far as one end or both are known."""
     if best.low is not None and best.high is not None:
         return f"{short_rate(best.low)} to {short_rate(best.high)}"
