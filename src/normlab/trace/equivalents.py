@@ -493,7 +493,7 @@ def one_token(facts: Facts) -> Any:
     return map_tensors(facts.with_tokens(torch.full_like(ids, int(pool[len(pool) // 2]))), plain)
 
 
-class _Repeated(NamedTuple):
+class Repeated(NamedTuple):
     """What one self-attention computes on one repeated token."""
 
     module: str
@@ -543,13 +543,13 @@ class _Repeated(NamedTuple):
         return worst
 
 
-def repeated(trace: Trace, width: int) -> Iterator[_Repeated]:
+def repeated(trace: Trace, width: int) -> Iterator[Repeated]:
     """Yield what each self-attention over this many positions computes."""
     for call in trace.functions("scaled_dot_product_attention", "softmax"):
         if call.name == "softmax":
             x = call.argument(0, "input")
             if x.ndim == 4 and x.shape[-2] == width and (scores := _of_tokens(x.detach())) is not None:
-                yield _Repeated(call.module, scores, None)
+                yield Repeated(call.module, scores, None)
             continue
         q, k = call.argument(0, "query"), call.argument(1, "key")
         if q.ndim != 4 or q.shape[-2] != k.shape[-2] or q.shape[-2] != width:
@@ -557,7 +557,7 @@ def repeated(trace: Trace, width: int) -> Iterator[_Repeated]:
         scores, bias = call.products().detach(), call.argument(3, "attn_mask")
         if isinstance(bias, Tensor) and bias.is_floating_point():
             scores = scores + bias
-        yield _Repeated(call.module, scores, call.argument(2, "value").detach(), (q.detach(), k.detach()))
+        yield Repeated(call.module, scores, call.argument(2, "value").detach(), (q.detach(), k.detach()))
 
 
 def _of_tokens(scores: Tensor) -> Tensor | None:
