@@ -9,6 +9,7 @@ from cases import each
 from normlab.base.registry import Registry
 from normlab.checks.property import PROPERTIES, property_of
 from normlab.cli.presets import CONFIGS
+from normlab.diagnosis import STATISTICS
 from normlab.diagnosis.study import Study, register, registered, studies_named
 from normlab.errors import UserError, nearest
 from normlab.judging.runner import PLACES
@@ -21,7 +22,7 @@ from normlab.papers.effects import EFFECTS
 from normlab.parallel import properties
 
 VARIANTS = [Norm.registry, Embedding.registry, Placement.registry, SCHEMES, SCHEDULES, OPTIMIZERS]
-EVERY = [*VARIANTS, PROPERTIES, properties.PROPERTIES, EFFECTS, PLACES, CONFIGS, PAPERS, TASKS]
+EVERY = [*VARIANTS, PROPERTIES, properties.PROPERTIES, EFFECTS, PLACES, CONFIGS, PAPERS, STATISTICS, TASKS]
 
 
 @each("registry", EVERY, ids=lambda registry: registry.kind)

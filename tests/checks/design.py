@@ -112,6 +112,8 @@ def _of(row: Row) -> set[frozenset[tuple[str, Any]]]:
 
 def label(row: Row) -> str:
     """What a row has besides the first choice of each axis."""
-    plain = {axis: values[0] for axis, values in CHOICES.items()}
-    said = [str(v) if isinstance(v, str) else f"{a}={v}" for a, v in row.items() if v != plain.get(a)]
-    return "+".join(said)
+    first_choices = {axis: values[0] for axis, values in CHOICES.items()}
+    words = [
+        str(v) if isinstance(v, str) else f"{a}={v}" for a, v in row.items() if v != first_choices.get(a)
+    ]
+    return "+".join(words)

@@ -132,11 +132,11 @@ def test_without_logits_the_output_that_the_loss_reads_last_is_compared(mixing: 
 
 def test_outputs_are_those_of_the_outermost_calls():
     ids = tokens()
-    whole = Trace(Decoder(0.0), ids, loss_of)
-    assert [x.shape for x in whole.outputs] == [(ROWS, ids.shape[1] - 1, VOCAB)]
+    of_model = Trace(Decoder(0.0), ids, loss_of)
+    assert [x.shape for x in of_model.outputs] == [(ROWS, ids.shape[1] - 1, VOCAB)]
     torch.manual_seed(0)
     part = Trace(Training(), ids, stepped)
-    assert [x.shape for x in part.outputs] == [x.shape for x in whole.outputs]
+    assert [x.shape for x in part.outputs] == [x.shape for x in of_model.outputs]
     turns = Trace(InTurn(), ids, stepped)
     assert len(turns.outputs) == 7  # embedding, four blocks, norm and head
     outermost = [event.module for event in turns.events if event.outermost]

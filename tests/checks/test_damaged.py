@@ -203,23 +203,25 @@ DAMAGES = (
 
 
 def damaged(seed: int) -> dict[str, Any]:
-    draw, given = random.Random(seed), setup()
+    draw, damaged_setup = random.Random(seed), setup()
     for _ in range(draw.choice((1, 1, 2))):
-        if given:
-            draw.choice(DAMAGES)(given, draw)
-    return given
+        if damaged_setup:
+            draw.choice(DAMAGES)(damaged_setup, draw)
+    return damaged_setup
 
 
 def checked(seed: int, budget_s: float = 0.25) -> str:
     """The sentence of a refusal, or the report. Any other exception is an error of ours."""
-    given = damaged(seed)
+    arguments = damaged(seed)
     try:
-        report = normlab.check(given.pop("model", None), given.pop("batch", None), **given, budget_s=budget_s)
+        report = normlab.check(
+            arguments.pop("model", None), arguments.pop("batch", None), **arguments, budget_s=budget_s
+        )
     except UserError as refusal:
-        said = str(refusal)
-        assert len(said) > 10
-        assert "Traceback" not in said
-        return said
+        sentence = str(refusal)
+        assert len(sentence) > 10
+        assert "Traceback" not in sentence
+        return sentence
     assert report.holds or report.untestable or report.failures
     return str(report)
 

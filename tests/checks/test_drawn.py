@@ -30,8 +30,8 @@ class Autoencoder(nn.Module):
         row = read.mean(1)
         code, log_var = self.mean(row), self.log_var(row)
         drawn = code + torch.randn_like(code) * (0.5 * log_var).exp() if self.draws else code
-        told = self.spread(drawn)[:, None] + self.places
-        return self.head(F.gelu(told + read if self.skips_code else told)), code, log_var
+        of_code = self.spread(drawn)[:, None] + self.places
+        return self.head(F.gelu(of_code + read if self.skips_code else of_code)), code, log_var
 
 
 def asked_for_all(model: nn.Module, ids: Tensor) -> Tensor:

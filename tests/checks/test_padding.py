@@ -281,8 +281,8 @@ def test_a_sum_over_each_row_is_no_matter_of_padding():
 
 def test_without_padding_there_is_nothing_to_add():
     ids = torch.randint(1, VOCAB, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
-    whole = {"ids": ids, "mask": torch.ones(ROWS, LENGTH)}
-    report = report_of("padded_loss", model=Reader(), batches=whole, loss=loss_of)
+    without_padding = {"ids": ids, "mask": torch.ones(ROWS, LENGTH)}
+    report = report_of("padded_loss", model=Reader(), batches=without_padding, loss=loss_of)
     assert set(report.untestable) == {"padded_loss"}
 
 
@@ -351,8 +351,8 @@ def test_a_mask_of_something_longer_is_none_of_the_tokens():
     def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return F.cross_entropy(model(**batch).transpose(1, 2), batch["ids"] * 7 % VOCAB)
 
-    given = {"model": Voiced(masked=False), "batches": {"ids": ids, "frames": frames}, "loss": loss}
-    assert "padding" in report_of("padding", **given).untestable
+    setup = {"model": Voiced(masked=False), "batches": {"ids": ids, "frames": frames}, "loss": loss}
+    assert "padding" in report_of("padding", **setup).untestable
 
 
 def test_padding_that_is_also_a_word_is_told_by_its_places():
@@ -366,10 +366,10 @@ def test_padding_that_is_also_a_word_is_told_by_its_places():
         labels = batch["ids"][:, 1:].masked_fill(~asked, -100)
         return F.cross_entropy(model(batch["ids"][:, :-1]).transpose(1, 2), labels)
 
-    given = {"model": Decoder(0.0), "batches": {"ids": ids, "mask": batch()["mask"]}}
+    setup = {"model": Decoder(0.0), "batches": {"ids": ids, "mask": batch()["mask"]}}
     for behind, failing in ((0, ("", "")), (3, ("counted", "loss"))):
         asked = partial(loss, behind=behind)
-        assert first(report_of("counted", loss=asked, **given)) == failing
+        assert first(report_of("counted", loss=asked, **setup)) == failing
 
 
 class LooksBothWays(Reader):
@@ -414,10 +414,10 @@ def test_a_tail_that_labels_hide_is_padding(model: type[nn.Module], *, fails: bo
 @each("ambiguous", ["one column", "any token", "nothing hidden"])
 def test_a_tail_that_may_be_text_is_no_padding(ambiguous: str):
     torch.manual_seed(0)
-    given = {
+    batches = {
         "one column": labelled(LENGTH - 1, 0),
         "any token": labelled(6, int(labelled(6, 0)["ids"][0, 0])),
         "nothing hidden": labelled(6, 0, hidden=False),
     }
-    report = report_of("padding", model=LooksBothWays(), batches=given[ambiguous], loss=of_labels)
+    report = report_of("padding", model=LooksBothWays(), batches=batches[ambiguous], loss=of_labels)
     assert report.untestable.keys() == {"padding"}

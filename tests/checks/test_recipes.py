@@ -31,9 +31,9 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(root):
     """The text of each task."""
-    plain = replace(write_plain(root / "plain"), block_len=32)
+    running_text = replace(write_plain(root / "plain"), block_len=32)
     pairs = DataConfig(**write_pairs(root), tokenizer="bpe", vocab_size=80, block_len=32)
-    texts = (write_text(root / "text"), plain, plain, pairs)
+    texts = (write_text(root / "text"), running_text, running_text, pairs)
     return dict(zip((*TASKS, "classification"), texts, strict=True))
 
 

@@ -125,9 +125,9 @@ def mixed_targets(model: Tensor, known: Tensor, ids: Tensor) -> Tensor:
 
 def chosen_by_excess(model: Tensor, known: Tensor, ids: Tensor) -> Tensor:
     """The loss counts the tokens at which the model is worst, beside a reference."""
-    own, other = -logps(model, ids), -logps(known, ids)
-    excess = own.detach() - other
-    return (own * (excess >= excess.median())).mean()
+    of_model, of_reference = -logps(model, ids), -logps(known, ids)
+    excess = of_model.detach() - of_reference
+    return (of_model * (excess >= excess.median())).mean()
 
 
 @pytest.mark.parametrize("compare", [returns, mixed_targets, chosen_by_excess])
@@ -144,9 +144,9 @@ def test_views_of_two_inputs_are_not_compared():
     def loss(model: nn.Module, ids: Tensor) -> Tensor:
         views = ids[:, :-1], ids.flip(1)[:, :-1]
         with torch.no_grad():
-            known = [other(view) for view in views]
-        own = [model(view) for view in views]
-        return F.mse_loss(own[0], known[1]) + F.mse_loss(own[1], known[0])
+            of_reference = [other(view) for view in views]
+        of_model = [model(view) for view in views]
+        return F.mse_loss(of_model[0], of_reference[1]) + F.mse_loss(of_model[1], of_reference[0])
 
     assert set(report_of("reference", model=model, loss=loss).untestable) == {"reference"}
 

@@ -220,5 +220,5 @@ def test_a_loss_that_padding_moves_says_by_how_much():
     padded = ids[1:3]
     longer = torch.cat((padded, padded[:, -1:]), 1)
     with torch.no_grad():
-        here, there = (float(counts_padding(model.double(), x)) for x in (padded, longer))
-    assert of_loss == pytest.approx(abs(there - here) / here, rel=0.05)
+        before, after = (float(counts_padding(model.double(), x)) for x in (padded, longer))
+    assert of_loss == pytest.approx(abs(after - before) / before, rel=0.05)

@@ -27,13 +27,13 @@ def best(shares: Tensor, number: int) -> Tensor:
 
 
 def divided_by_itself(shares: Tensor) -> Tensor:
-    one = best(shares, 1)
-    return one / one.sum(-1, keepdim=True)
+    best_share = best(shares, 1)
+    return best_share / best_share.sum(-1, keepdim=True)
 
 
 def divided_with_eps(shares: Tensor) -> Tensor:
-    one = best(shares, 1)
-    return one / (one.sum(-1, keepdim=True) + 1e-20)
+    best_share = best(shares, 1)
+    return best_share / (best_share.sum(-1, keepdim=True) + 1e-20)
 
 
 def softmax_of_one(shares: Tensor) -> Tensor:

@@ -234,8 +234,10 @@ def test_positions_are_seen_beside_sinks(*, is_first: bool):
 @pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("way", ["", "rotated"])
 def test_scores_beside_sinks_are_those_of_tokens(way: str, *, is_first: bool):
-    one = torch.full((2, LENGTH), 3)
-    trace = Trace(sunk(way, is_first=is_first).double(), one, lambda m, ids: m(ids).mean(), exact=True)
+    repeated_ids = torch.full((2, LENGTH), 3)
+    trace = Trace(
+        sunk(way, is_first=is_first).double(), repeated_ids, lambda m, ids: m(ids).mean(), exact=True
+    )
     layers = list(repeated(trace, LENGTH))
     assert [layer.scores.shape[-2:] for layer in layers] == [(LENGTH, LENGTH)] * 4
     assert (layers[0].slope > 1e-9) is (way == "rotated")
@@ -496,8 +498,8 @@ def test_what_belongs_to_two_tokens_is_exchanged_with_them(*, counts: bool, fail
         return F.cross_entropy(model(**batch).transpose(1, 2), batch["ids"] * 7 % VOCAB)
 
     batch = {"ids": ids, "distances": distances}
-    given = {"model": InPairs(counts=counts), "batches": batch, "loss": loss}
-    assert first(report_of("order", declare={"positions": False}, **given))[0] == failing
+    setup = {"model": InPairs(counts=counts), "batches": batch, "loss": loss}
+    assert first(report_of("order", declare={"positions": False}, **setup))[0] == failing
 
 
 class SeesWhatCounts(Decoder):

@@ -99,9 +99,9 @@ def test_nothing_else_is_tested_where_numbers_are_not_finite():
 
 
 def test_plain_values_are_those_of_json():
-    plain = traced("causality", faulty()).to_plain()
-    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert (plain["verdict"], plain["entries"][-1]["module"]) == ("fails", "blocks.2")
+    values = traced("causality", faulty()).to_plain()
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+    assert (values["verdict"], values["entries"][-1]["module"]) == ("fails", "blocks.2")
 
 
 def test_a_name_that_is_no_property_of_one_process_is_refused():

@@ -1,4 +1,9 @@
-"""Properties of the loss: what it asks for, where, with what weight, and what it holds besides."""
+"""Test the loss: what it asks for, where, with what weight, and what it holds besides.
+
+What it asks for is read off its gradient at the logits, which for a cross-entropy is a·p − b − w·onehot(y):
+the fit gives the target y of each position, its weight w, and whether it is counted (``facts.targets``).
+``asked`` stands for these ``Targets`` throughout.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import isclose
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +58,9 @@ def targets(step: StepUnderTest) -> Answers:
     """Each target is the token right after the last one that its prediction sees, or its row's label; heads
     that see equally far may ask for further tokens besides, and what sees only a code of its row for all of
     them.
+
+    y[t] = x[t + 1] for a model that looks back. How far a prediction sees is measured, so that the same
+    holds for a head that looks further ahead, or backwards.
     """
     facts, asked = step.facts, step.facts.targets
     shift = facts.shift if asked.ids.ndim == 2 else None
@@ -59,10 +68,14 @@ def targets(step: StepUnderTest) -> Answers:
         yield from _elsewhere(step)
         return
     entry = facts.tokens.entry
-    whole = facts.tokens.column >= 0 and entry.shape[1] == asked.ids.shape[1] > 2
-    if shift == 1 and whole and (asked.counted[:, -1] & (asked.ids[:, -1] == entry[:, 0])).all():
-        say = "the target at the last position is its row's first token: labels are rolled, not shifted"
-        yield fail("loss", say, "ignore the last position, or take one token more")
+    as_long_as_tokens = facts.tokens.column >= 0 and entry.shape[1] == asked.ids.shape[1] > 2
+    if shift == 1 and as_long_as_tokens:
+        wraps = asked.counted[:, -1] & (asked.ids[:, -1] == entry[:, 0])
+        if wraps.all():
+            evidence = (
+                "the target at the last position is its row's first token: labels are rolled, not shifted"
+            )
+            yield fail("loss", evidence, "ignore the last position, or take one token more")
     yield from _not_next(step)
 
 
@@ -81,31 +94,44 @@ class _Head:
         """Whether the targets are the first tokens that the predictions do not see."""
         return self.ahead == self.sight + 1
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether the predictions see their targets."""
+        return self.ahead <= self.sight
+
 
 def _not_next(step: StepUnderTest) -> Answers:
     """Heads whose targets are tokens that they see, or further ones where no head that sees as far is asked
     for the next token.
     """
     heads = [head for scored in step.facts.heads if (head := _head(step, scored)) is not None]
-    begun = {head.sight for head in heads if head.is_next}
-    wrong = [h for h in heads if not h.is_next and (h.ahead <= h.sight or h.sight not in begun)]
-    if wrong and wrong[0].ahead <= wrong[0].sight and _predicts_from_a_code(step):
+    sights_asked_for_next = {head.sight for head in heads if head.is_next}
+    wrong = [
+        head
+        for head in heads
+        if not head.is_next and (head.is_seen or head.sight not in sights_asked_for_next)
+    ]
+    if not wrong:
         return
-    for head in wrong[:1]:
-        of_head = f" of head {heads.index(head) + 1} of {len(heads)}" if len(heads) > 1 else ""
-        share = step.facts.shift_rates_of(head.asked)[head.ahead]
-        say = f"{share:.0%} of {int(head.asked.counted.sum())} targets{of_head} are the token at distance "
-        say += f"{head.ahead:+d}"
-        if head.ahead > head.sight and _reads_frozen_model(step):
-            yield note("loss", f"{say}; what it reads is frozen, and may predict the next token already")
-        elif len(heads) > 1:
-            sees = f"it sees the token at {head.sight:+d}"
-            why = sees if head.ahead <= head.sight else f"{sees}, and no head is asked for the one after that"
-            yield fail("loss", f"{say}: {why}", "shift each head's labels once for each token that it skips")
-        else:
-            why = SHIFTS.get(head.ahead, "they are too far ahead")
-            advice = "shift exactly once: the prediction at t is for the token at t + 1"
-            yield fail("loss", f"{say}: {why}", advice)
+    head = wrong[0]
+    if head.is_seen and _predicts_from_a_code(step):
+        return
+    of_head = f" of head {heads.index(head) + 1} of {len(heads)}" if len(heads) > 1 else ""
+    share = step.facts.shift_rates_of(head.asked)[head.ahead]
+    evidence = f"{share:.0%} of {int(head.asked.counted.sum())} targets{of_head} are the token at distance "
+    evidence += f"{head.ahead:+d}"
+    if not head.is_seen and _reads_frozen_model(step):
+        why = "what it reads is frozen, and may predict the next token already"
+        yield note("loss", f"{evidence}; {why}")
+    elif len(heads) > 1:
+        why = f"it sees the token at {head.sight:+d}"
+        if not head.is_seen:
+            why += ", and no head is asked for the one after that"
+        yield fail("loss", f"{evidence}: {why}", "shift each head's labels once for each token that it skips")
+    else:
+        why = SHIFTS.get(head.ahead, "they are too far ahead")
+        advice = "shift exactly once: the prediction at t is for the token at t + 1"
+        yield fail("loss", f"{evidence}: {why}", advice)
 
 
 def _predicts_from_a_code(step: StepUnderTest) -> bool:
@@ -119,15 +145,20 @@ def _head(step: StepUnderTest, scored: tuple[Logits, Targets]) -> _Head | None:
 
     Whether the main logits see the next token is a question of causality.
     """
-    asked = scored[1]
+    _, asked = scored
     ahead, is_main = step.facts.shift_of(asked), asked is step.facts.targets
     if ahead is None:
         return None
     if ahead < 0:
-        return _Head(asked, ahead, 0) if is_main or step.comparison.sees(ahead, scored) else None
-    nearest = range(ahead - 1 if is_main and ahead else ahead, -1, -1)
-    sight = next((k for k in nearest if (is_main and ahead == 1) or step.comparison.sees(k, scored)), -1)
-    return _Head(asked, ahead, sight)
+        sees = is_main or step.comparison.sees(ahead, scored)
+        return _Head(asked, ahead, 0) if sees else None
+    if is_main and ahead == 1:
+        return _Head(asked, ahead, 0)  # as it should be, unless causality says otherwise
+    nearest = ahead - 1 if is_main and ahead else ahead
+    for distance_ahead in range(nearest, -1, -1):
+        if step.comparison.sees(distance_ahead, scored):
+            return _Head(asked, ahead, distance_ahead)
+    return _Head(asked, ahead, -1)
 
 
 def _reads_frozen_model(step: StepUnderTest) -> bool:
@@ -147,31 +178,49 @@ def _reads_frozen_model(step: StepUnderTest) -> bool:
 def _elsewhere(step: StepUnderTest) -> Answers:
     """If the targets are not tokens at one distance, they may be classes of the same rows in the batch."""
     facts, ids, counted = step.facts, step.facts.targets.ids, step.facts.targets.counted
-    most_are_inputs = ids.ndim == 2 and 2 * facts.shift_rates[0] > 1
-    if most_are_inputs and step.comparison.sees(0) and not _predicts_from_a_code(step):
-        say = f"{facts.shift_rates[0]:.0%} of the targets are the input at their place, which the model sees"
-        yield fail("loss", say, "count only what the input hides, or shift the labels by one")
-    for ahead in (1, 0, 2) if ids.ndim == 2 else ():
-        best, row = facts.targets.by_row(facts.tokens.entry, ahead + facts.offset).max(1)
-        if (best > 0.9).all() and (row != torch.arange(len(row))).any():
-            moved = int((row != torch.arange(len(row))).sum())
-            say = f"the targets of {moved} of {len(row)} rows are tokens of another row"
-            yield fail("loss", say, "keep rows and labels together")
-    whole = {p: x.cpu().long() for p, x in facts.entries.items() if not x.is_floating_point()}
-    held = {p: x for p, x in whole.items() if x.shape == ids.shape}
-    if any((x == ids)[counted].all() for x in held.values()):
+    if ids.ndim == 2:
+        yield from _sees_its_targets(step)
+        yield from _of_other_rows(step)
+    entries = {p: x.cpu().long() for p, x in facts.entries.items() if not x.is_floating_point()}
+    labels = {place: entry for place, entry in entries.items() if entry.shape == ids.shape}
+    if any((entry == ids)[counted].all() for entry in labels.values()):
         return
-    for place, x in held.items():
-        if counted.all() and x.sort(0).values.equal(ids.sort(0).values):
-            agree = f"{int((x == ids).sum())} of {ids.numel()} are those of their own row"
-            say = f"it asks for the classes of {'.'.join(map(str, place))} in another order: {agree}"
-            yield fail("loss", say, "pass the labels of the same rows")
+    for place, entry in labels.items():
+        if counted.all() and entry.sort(0).values.equal(ids.sort(0).values):
+            agree = f"{int((entry == ids).sum())} of {ids.numel()} are those of their own row"
+            evidence = f"it asks for the classes of {'.'.join(map(str, place))} in another order: {agree}"
+            yield fail("loss", evidence, "pass the labels of the same rows")
     raise Unknown("the targets are neither tokens of the batch nor labels that it holds")
+
+
+def _sees_its_targets(step: StepUnderTest) -> Answers:
+    """Targets most of which are the inputs at their own places, which the model is shown."""
+    share = step.facts.shift_rates[0]
+    if 2 * share > 1 and step.comparison.sees(0) and not _predicts_from_a_code(step):
+        evidence = f"{share:.0%} of the targets are the input at their place, which the model sees"
+        yield fail("loss", evidence, "count only what the input hides, or shift the labels by one")
+
+
+def _of_other_rows(step: StepUnderTest) -> Answers:
+    """Targets that are, in every row, the tokens of some row, but not all of their own."""
+    facts = step.facts
+    for ahead in (1, 0, 2):
+        agreement, row = facts.targets.by_row(facts.tokens.entry, ahead + facts.offset).max(1)
+        is_of_another = row != torch.arange(len(row))
+        if (agreement > 0.9).all() and is_of_another.any():
+            evidence = (
+                f"the targets of {int(is_of_another.sum())} of {len(row)} rows are tokens of another row"
+            )
+            yield fail("loss", evidence, "keep rows and labels together")
 
 
 @property_of("loss", explains=["initial_loss", "overfit", "padded_loss"], passes=2, uses=OTHER_BATCHES)
 def counted(step: StepUnderTest) -> Answers:
-    """The loss leaves out padding, what labels hide and places of images, but counts the end of a text."""
+    """The loss leaves out padding, what labels hide and places of images, but counts the end of a text.
+
+    w[t] = 0 where y[t] is no word that could be predicted, and w[t] > 0 where y[t] ends a text: a model that
+    never learns to end goes on for ever.
+    """
     if (frames := step.facts.frames) is not None:
         yield from _reads_padding(step, frames.real)
     if frames is None or step.facts.sources:
@@ -184,43 +233,64 @@ def _counts_tokens(step: StepUnderTest) -> Answers:
     yield from _keeping_places(step)
     facts, asked, shift = step.facts, step.facts.targets, step.facts.shift or 0
     entry, ahead = facts.tokens.entry, shift + facts.offset
-    ends = {facts.declared.eos_id, facts.configured("eos_token_id")} - {None}
-    pad, real, end_is_real = None, torch.ones_like(entry, dtype=torch.bool), False
-    try:
-        padding = facts.padding
-    except Unknown as reason:
-        if not ends:
-            raise Unknown(f"{reason}; declare eos_id for the end of a text") from reason
-    else:
-        pad, end_is_real = padding.pad_id, padding.ends_texts
-        behind_start = padding.real & (padding.real.cumsum(1) > 1)  # a row may begin with it, as T5's do
-        if pad in facts.tokens.ids[behind_start].unique():  # it is a word, too: one that ends texts, or turns
-            ends.add(pad)
-        real = real if pad is None or pad in ends else entry != pad
-        real[:, facts.tokens.columns] = padding.real
+    ends, pad, real, end_is_real = _ends_and_padding(step)
     is_padding = asked.ahead(~real, ahead)
     if pad in ends:
         if not end_is_real:  # the first padding token may mark the end
             is_padding &= ~asked.ahead(real, ahead - 1)
     elif pad is not None and shift:
-        is_padding = (
-            asked.ids == pad
-        )  # the end of a text may be the target of an input that is already padding
-    if bad := int((asked.counted & is_padding).sum()):
-        say = f"{bad} of {int(asked.counted.sum())} counted targets are padding"
-        yield fail("loss", say, "ignore the labels under padding (-100)")
+        # the end of a text may be the target of an input that is already padding
+        is_padding = asked.ids == pad
+    if padding := int((asked.counted & is_padding).sum()):
+        evidence = f"{padding} of {int(asked.counted.sum())} counted targets are padding"
+        yield fail("loss", evidence, "ignore the labels under padding (-100)")
     if shift:
         is_end = torch.isin(entry, torch.tensor(list(ends), dtype=entry.dtype))
         yield from _ends_and_words(asked, asked.ahead(is_end & (real | (pad in ends)), ahead), real, ahead)
 
 
+class _EndsAndPadding(NamedTuple):
+    """What is known of the ends of texts and of padding."""
+
+    ends: set[int | None]
+    """Ids that end a text."""
+    pad: int | None
+    """The id of padding, if it has one."""
+    real: Tensor
+    """Where the entry of the tokens holds no padding, `[B, T]`."""
+    end_is_real: bool
+    """Whether the last real token of a row has the id of padding, too: then it is the end of the text."""
+
+
+def _ends_and_padding(step: StepUnderTest) -> _EndsAndPadding:
+    """Read the ends of texts and the padding. Raises Unknown if neither is known."""
+    facts = step.facts
+    entry = facts.tokens.entry
+    ends = {facts.declared.eos_id, facts.configured("eos_token_id")} - {None}
+    everywhere = torch.ones_like(entry, dtype=torch.bool)
+    try:
+        padding = facts.padding
+    except Unknown as reason:
+        if not ends:
+            raise Unknown(f"{reason}; declare eos_id for the end of a text") from reason
+        return _EndsAndPadding(ends, None, everywhere, end_is_real=False)
+    pad = padding.pad_id
+    behind_start = padding.real & (padding.real.cumsum(1) > 1)  # a row may begin with it, as T5's do
+    if pad in facts.tokens.ids[behind_start].unique():  # it is a word, too: one that ends texts, or turns
+        ends.add(pad)
+    real = everywhere if pad is None or pad in ends else entry != pad
+    real[:, facts.tokens.columns] = padding.real
+    return _EndsAndPadding(ends, pad, real, padding.ends_texts)
+
+
 def _ends_and_words(asked: Targets, ends: Tensor, real: Tensor, ahead: int) -> Answers:
     """Ends of texts, of which none is a counted target, and words that are none."""
     if ends.any() and not (ends & asked.counted).any():
-        say = f"a text ends at {int(ends.sum())} places, but no counted target is that end"
-        yield fail("loss", say, "count the label of the first end token, even if that is the padding's id")
-    if left := int((asked.ahead(real, ahead) & ~asked.counted).sum()):
-        yield note("loss", f"{left} targets that are not padding are not counted")
+        evidence = f"a text ends at {int(ends.sum())} places, but no counted target is that end"
+        advice = "count the label of the first end token, even if that is the padding's id"
+        yield fail("loss", evidence, advice)
+    if uncounted := int((asked.ahead(real, ahead) & ~asked.counted).sum()):
+        yield note("loss", f"{uncounted} targets that are not padding are not counted")
 
 
 def _keeping_places(step: StepUnderTest) -> Answers:
@@ -229,10 +299,10 @@ def _keeping_places(step: StepUnderTest) -> Answers:
     if step.facts.shift is None:  # other classes may have the same numbers
         return
     ids = torch.tensor(step.facts.placeholders(step.facts.tokens), dtype=asked.ids.dtype)
-    if bad := int((asked.counted & torch.isin(asked.ids, ids)).sum()):
-        say = f"{bad} of {int(asked.counted.sum())} counted targets only keep places"
-        what = "for something else that the model reads there, such as an image"
-        yield fail("loss", f"{say} {what}", "ignore their labels (-100)")
+    if placeholders := int((asked.counted & torch.isin(asked.ids, ids)).sum()):
+        evidence = f"{placeholders} of {int(asked.counted.sum())} counted targets only keep places "
+        evidence += "for something else that the model reads there, such as an image"
+        yield fail("loss", evidence, "ignore their labels (-100)")
 
 
 def _reads_padding(step: StepUnderTest, real: Tensor) -> Answers:
@@ -246,9 +316,10 @@ def _reads_padding(step: StepUnderTest, real: Tensor) -> Answers:
     for slope in slopes:
         if slope is not None:
             read |= slope.flatten(2).any(-1).cpu()
-    if bad := int((read & ~real).sum()):
-        say = f"the loss has a gradient at {bad} places of padding, and at {int((read & real).sum())} others"
-        yield fail("loss", say, "choose masked places, negatives and targets among real frames alone")
+    if padding := int((read & ~real).sum()):
+        others = int((read & real).sum())
+        evidence = f"the loss has a gradient at {padding} places of padding, and at {others} others"
+        yield fail("loss", evidence, "choose masked places, negatives and targets among real frames alone")
 
 
 def _hidden(step: StepUnderTest) -> Answers:
@@ -261,14 +332,16 @@ def _hidden(step: StepUnderTest) -> Answers:
         hidden = asked.ahead(labels < 0, distance_ahead)
         if not (asked.counted & hidden).any():
             continue
-        weights = [asked.weight[asked.counted & chosen] for chosen in (hidden, ~hidden)]
-        count = int(asked.counted.sum())
-        say = f"{len(weights[0])} of {count} counted targets are hidden by {place_name(place)}"
-        least, most = ([float(f(w)) for w in weights if len(w)] for f in (torch.min, torch.max))
-        if isclose(min(least), max(most), rel_tol=asked.rounding):
-            yield fail("loss", f"{say}, which is negative there", "let the loss leave out negative labels")
+        of_hidden = int((asked.counted & hidden).sum())
+        evidence = (
+            f"{of_hidden} of {int(asked.counted.sum())} counted targets are hidden by {place_name(place)}"
+        )
+        weights = asked.weight[asked.counted]
+        if isclose(float(weights.min()), float(weights.max()), rel_tol=asked.rounding):
+            advice = "let the loss leave out negative labels"
+            yield fail("loss", f"{evidence}, which is negative there", advice)
         else:
-            yield note("loss", f"{say}, but weigh another number")
+            yield note("loss", f"{evidence}, but weigh another number")
 
 
 def _labels(step: StepUnderTest) -> Iterator[tuple[Place, Tensor, int]]:
@@ -284,9 +357,9 @@ def _labels(step: StepUnderTest) -> Iterator[tuple[Place, Tensor, int]]:
             continue
         labels = entry.cpu().long()
         for ahead in (0, 1):
-            here, there = labels[:, : labels.shape[1] - ahead], tokens[:, ahead:]
-            shown = here >= 0
-            if shown.any() and bool((here == there)[shown].all()):
+            kept, their_tokens = labels[:, : labels.shape[1] - ahead], tokens[:, ahead:]
+            shown = kept >= 0
+            if shown.any() and bool((kept == their_tokens)[shown].all()):
                 # a target is a token one ahead, whether or not the loss asks for it
                 yield place, labels, 1 + facts.offset - ahead
                 break
@@ -294,7 +367,12 @@ def _labels(step: StepUnderTest) -> Iterator[tuple[Place, Tensor, int]]:
 
 @property_of("loss", explains=["overfit", "padded_loss"], passes=3, uses=OTHER_BATCHES)
 def reduction(step: StepUnderTest) -> Answers:
-    """The loss is a mean over the counted targets: their weights add up to the same for any set of rows."""
+    """The loss is a mean over the counted targets: their weights add up to the same for any set of rows.
+
+    Σ w[t] over a set of rows is the same for each set: tested on all rows and on half of them. Otherwise the
+    size of the gradient depends on the size of the batch, as that of a sum does, or on how much of it is
+    padding.
+    """
     asked, part = step.facts.targets, step.half
     weight, places = asked.weight[asked.counted], asked.ids.numel()
     count, total = len(weight), float(weight.sum())
@@ -312,24 +390,30 @@ def reduction(step: StepUnderTest) -> Answers:
         elif not near(total, 1):
             yield from _sum_over_positions(step, near)
         yield from _of_further_heads(step)
-        return
-    each = total / count
-    if len(factors(step)) > 1:
-        weighs = f"a position weighs {each:.3g} on average, in half of the rows as in all"
-        if near(total, 1):  # such as the count of all micro-batches of a step, which is known before them
-            yield note("loss", f"{weighs}: the loss is divided by a fixed number, the count of this batch")
-            return
-        say = f"{weighs}: a sum over the batch"
-        advice = "take the mean over the counted positions"
-        yield note("loss", say) if _step_divides(step) else fail("loss", say, advice)
-        return
-    may_be = near(ratio, share * places / part.ids.numel())  # or by rows, which are as many times fewer
-    if may_be and _is_divided_by_places(step, near):
+    elif len(factors(step)) > 1:
+        yield from _sum_over_batch(step, near)
+    # by all positions; or by rows, which are as many times fewer in half of them
+    elif near(ratio, share * places / part.ids.numel()) and _is_divided_by_places(step, near):
         yield fail("loss", over_all, "divide by the number of counted positions")
     elif notes := list(_sum_over_positions(step, near)):
         yield from notes
     else:
         yield note("loss", f"its weights add up to {total:.4g}, of half the rows to {ratio:.4g} of that")
+
+
+def _sum_over_batch(step: StepUnderTest, near: Callable[[float, float], bool]) -> Answers:
+    """A position weighs the same in any set of rows: the loss is a sum, which somebody may divide later."""
+    asked = step.facts.targets
+    weight = asked.weight[asked.counted]
+    each, total = float(weight.sum()) / len(weight), float(weight.sum())
+    evidence = f"a position weighs {each:.3g} on average, in half of the rows as in all"
+    if near(total, 1):  # such as the count of all micro-batches of a step, which is known before them
+        yield note("loss", f"{evidence}: the loss is divided by a fixed number, the count of this batch")
+    elif _step_divides(step):
+        yield note("loss", f"{evidence}: a sum over the batch")
+    else:
+        advice = "take the mean over the counted positions"
+        yield fail("loss", f"{evidence}: a sum over the batch", advice)
 
 
 def _of_further_heads(step: StepUnderTest) -> Answers:
@@ -340,19 +424,25 @@ def _of_further_heads(step: StepUnderTest) -> Answers:
     if half is None or not facts.sources or facts.shift is None:
         return
     main, main_half = facts.targets, half.targets
-    halves = {logits.where: asked for logits, asked in half.heads}
+    in_half = {logits.where: asked for logits, asked in half.heads}
     for number, (logits, asked) in enumerate(facts.heads, start=1):
-        part, shift = halves.get(logits.where), facts.shift_of(asked)
+        part, shift = in_half.get(logits.where), facts.shift_of(asked)
         if part is None or shift is None or shift <= facts.shift:
             continue
         near = partial(isclose, rel_tol=max(asked.rounding, part.rounding))
         ratio = float(part.weight.sum()) / float(asked.weight.sum())
-        counts = [int(x.counted.sum()) for x in (asked, part, main, main_half)]
-        share, share_of_main = counts[1] / counts[0], counts[3] / counts[2]
+        targets_of_head, targets_of_main = int(asked.counted.sum()), int(main.counted.sum())
+        share = int(part.counted.sum()) / targets_of_head
+        share_of_main = int(main_half.counted.sum()) / targets_of_main
         if not near(ratio, 1) and near(ratio, share / share_of_main):
-            say = f"the {counts[0]} targets of head {number}, which looks {shift} ahead, are divided by the "
-            say += f"{counts[2]} of the main head: half of the rows weigh {ratio:.4g} times as much as all"
-            yield fail("loss", say, "divide each head by the number of its own targets")
+            evidence = (
+                f"the {targets_of_head} targets of head {number}, which looks {shift} ahead, are divided "
+            )
+            evidence += (
+                f"by the {targets_of_main} of the main head: half of the rows weigh {ratio:.4g} times as "
+            )
+            evidence += "much as all"
+            yield fail("loss", evidence, "divide each head by the number of its own targets")
 
 
 def _is_divided_by_places(step: StepUnderTest, near: Callable[[float, float], bool]) -> bool:
@@ -372,14 +462,12 @@ def _sum_over_positions(step: StepUnderTest, near: Callable[[float, float], bool
         shorter = Facts(step.exact.again(batch=batch), step.declare).targets
     except Exception:  # a model may accept one width alone
         return
-    if shorter.counted.sum() < asked.counted.sum() and near(
-        float(shorter.weight[shorter.counted].mean()), each
-    ):
-        counts = f"{int(shorter.counted.sum())} and {int(asked.counted.sum())}"
-        say = f"a position weighs {each:.3g} on average, and as much in rows of half the length ({counts} are"
-        yield note(
-            "loss", f"{say} counted): the loss is a sum over a row's positions, and grows with its length"
-        )
+    of_shorter, of_all = int(shorter.counted.sum()), int(asked.counted.sum())
+    if of_shorter < of_all and near(float(shorter.weight[shorter.counted].mean()), each):
+        evidence = f"a position weighs {each:.3g} on average, and as much in rows of half the length "
+        evidence += f"({of_shorter} and {of_all} are counted): the loss is a sum over a row's positions, "
+        evidence += "and grows with its length"
+        yield note("loss", evidence)
 
 
 def _step_divides(step: StepUnderTest) -> bool:
@@ -399,35 +487,43 @@ def _falls_with_length(step: StepUnderTest) -> bool | None:
     """Whether one more column of padding makes the weights smaller, in proportion to the number of positions,
     or leaves them as they are; None if there is no padding, or it does something else.
     """
-    facts, seen = step.facts, list[Targets]()
+    facts, asked_of_both = step.facts, list[Targets]()
     with suppress(Exception):  # a model may accept one width alone
         more = facts.padding.arranged()["more"]
-        for arranged in (more._replace(columns=None), more):
+        the_same_rows = more._replace(columns=None)
+        for arranged in (the_same_rows, more):
             batch = facts.rearranged(arranged, facts.tokens)
-            seen.append(Facts(step.exact.again(batch=batch), step.declare).targets)
-    if len(seen) < 2 or seen[0].ids.numel() == seen[1].ids.numel():
+            asked_of_both.append(Facts(step.exact.again(batch=batch), step.declare).targets)
+    if len(asked_of_both) < 2:
         return None
-    before, after = (float(asked.weight.sum()) for asked in seen)
-    if isclose(after / before, seen[0].ids.numel() / seen[1].ids.numel(), rel_tol=CLOSE):
+    places_before, places_after = (asked.ids.numel() for asked in asked_of_both)
+    if places_before == places_after:
+        return None
+    before, after = (float(asked.weight.sum()) for asked in asked_of_both)
+    if isclose(after / before, places_before / places_after, rel_tol=CLOSE):
         return True
     return False if isclose(after, before, rel_tol=CLOSE) else None
 
 
 def _padded(step: StepUnderTest) -> list[tuple[Tokens, Padding]]:
     """Return the tokens that are known to have padding. Raises Unknown if there are none."""
-    found, reasons = list[tuple[Tokens, Padding]](), list[str]()
+    padded, reasons = list[tuple[Tokens, Padding]](), list[str]()
     for tokens in step.facts.sources:
         try:
-            found.append((tokens, step.facts.padding_of(tokens)))
+            padded.append((tokens, step.facts.padding_of(tokens)))
         except Unknown as reason:
             reasons.append(str(reason))
-    needs(found, reasons[0] if reasons else "no tensor of the batch is looked up in an embedding")
-    return found
+    needs(padded, reasons[0] if reasons else "no tensor of the batch is looked up in an embedding")
+    return padded
 
 
 @property_of("loss", passes=6, applies=_padded, uses=OTHER_BATCHES | BACKWARD)
 def padded_loss(step: StepUnderTest) -> Answers:
-    """More padding changes neither the loss nor its gradient."""
+    """More padding changes neither the loss nor its gradient.
+
+    loss(x with more padding) = loss(x), and so is ∂loss/∂θ. The gradient is compared, too, since an autograd
+    function may attach a term to it that the loss does not show.
+    """
     needs(step.is_exact, step.why_inexact)
     needs(
         not step.comparison.draws,
@@ -451,51 +547,66 @@ def padded_loss(step: StepUnderTest) -> Answers:
 
 
 def _moved_by_padding(step: StepUnderTest, as_it_is: Trace, longer: Trace) -> Answers:
+    """The loss and its gradient of the batch, and of the same with one more column of padding."""
     before, after = as_it_is.slope, longer.slope
-    apart = {name: float((after.gradients[name] - g).norm()) for name, g in before.gradients.items()}
+    differences = {name: float((after.gradients[name] - g).norm()) for name, g in before.gradients.items()}
     size = math.hypot(*(float(g.norm()) for g in before.gradients.values()))
     of_loss = abs(after.loss - before.loss) / max(abs(before.loss), 1e-300)
-    of_gradient = math.hypot(*apart.values()) / max(size, 1e-300)
+    of_gradient = math.hypot(*differences.values()) / max(size, 1e-300)
     if max(of_loss, of_gradient) <= step.rounding:
         return
-    most = max(apart, key=lambda name: apart[name])
-    say = f"one more column of padding moves the loss by {of_loss:.1e} of its size, and its gradient by "
-    say += f"{of_gradient:.1e}, most in {most}"
+    most = max(differences, key=lambda name: differences[name])
+    evidence = f"one more column of padding moves the loss by {of_loss:.1e} of its size, and its gradient by "
+    evidence += f"{of_gradient:.1e}, most in {most}"
     if step.setup.loss is None and is_of_library(step.model, ""):
-        yield note("loss", f"{say}: so a library computes it")
+        yield note("loss", f"{evidence}: so a library computes it")
     else:
-        yield fail("loss", say, "leave padding out of every term of the loss, and out of what it divides by")
+        advice = "leave padding out of every term of the loss, and out of what it divides by"
+        yield fail("loss", evidence, advice)
 
 
 @property_of("loss", explains=["initial_loss", "overfit"], passes=4, uses=FORWARD)
 def explained(step: StepUnderTest) -> Answers:
-    """The loss is the cross-entropy of the logits, and any further term has a gradient of its own."""
-    if (size := over_one(step.exact)) is not None:
-        say = f"nll_loss is given numbers whose exponentials add up to {size:.3g}: not log-probabilities"
-        yield fail("loss", say, "use cross_entropy, or log_softmax before it")
-    z, rest, size = step.facts.logits.value, step.facts.unexplained, abs(float(step.exact.loss))
-    if cut := cut_off(step.exact, z):
-        say = f"{cut.size:.0%} of the logits pass no gradient on to the product that makes them"
-        yield fail(cut.module, say, "put nothing but a scale, a bias or a smooth cap after the head")
-    if (z >= 0).all() and distance(z.sum(-1), torch.ones_like(z[..., 0])) <= step.rounding:
-        say = "the logits are probabilities: softmax is applied twice, and no prediction can be certain"
-        yield fail("loss", say, "pass the logits, not their softmax, to the loss")
-    if abs(rest) <= max(step.facts.targets.rounding, step.rounding) * size:
+    """The loss is the cross-entropy of the logits, and any further term has a gradient of its own.
+
+    loss = Σ w[t] · CE(logits[t], y[t]) + r, where ∂r/∂θ ≠ 0 if r ≠ 0: a term that moves with the weights
+    but has no gradient trains nothing.
+    """
+    if (total := over_one(step.exact)) is not None:
+        evidence = (
+            f"nll_loss is given numbers whose exponentials add up to {total:.3g}: not log-probabilities"
+        )
+        yield fail("loss", evidence, "use cross_entropy, or log_softmax before it")
+    logits, unexplained, size = step.facts.logits.value, step.facts.unexplained, abs(float(step.exact.loss))
+    yield from _are_logits(step, logits)
+    if abs(unexplained) <= max(step.facts.targets.rounding, step.rounding) * size:
         return
-    say = f"{rest:+.4g} of {size:.5g} is not the cross-entropy of the logits"
+    evidence = f"{unexplained:+.4g} of {size:.5g} is not the cross-entropy of the logits"
     if step.facts.targets.excess > CLOSE or bypassed(step.exact) or not step.is_exact:
-        yield note("loss", f"{say}, and has a gradient of its own")
+        yield note("loss", f"{evidence}, and has a gradient of its own")
         return
-    live = {n: p for n, p in step.exact.parameters.items() if p.is_floating_point()}
-    weights = {n: p + 1e-3 * p.roll(1) for n, p in live.items()}
-    other, own = Facts(step.exact.again(weights=weights), step.declare), step.facts.targets.weight
-    if isclose(other.unexplained, rest, rel_tol=CLOSE):
+    # at other weights, a constant is the same, and a term without a gradient is not
+    parameters = {name: p for name, p in step.exact.parameters.items() if p.is_floating_point()}
+    weights = {name: p + 1e-3 * p.roll(1) for name, p in parameters.items()}
+    at_others = Facts(step.exact.again(weights=weights), step.declare)
+    if isclose(at_others.unexplained, unexplained, rel_tol=CLOSE):
         if is_joined_elsewhere(step.exact):
             advice = "look at the axes that the term takes its sums and means over"
-            yield fail("loss", f"{say}; it is computed from the weights, and the same at others", advice)
-        yield note("loss", f"{say}, but a constant")
-    elif not torch.allclose(other.targets.weight, own, rtol=CLOSE, atol=0):
-        yield note("loss", f"{say}, but a function of it: its weights move with the predictions")
+            yield fail("loss", f"{evidence}; it is computed from the weights, and the same at others", advice)
+        yield note("loss", f"{evidence}, but a constant")
+    elif not torch.allclose(at_others.targets.weight, step.facts.targets.weight, rtol=CLOSE, atol=0):
+        yield note("loss", f"{evidence}, but a function of it: its weights move with the predictions")
     else:
         advice = "add the term itself, not its value (item(), detach())"
-        yield fail("loss", f"{say}, moves with the weights and has no gradient", advice)
+        yield fail("loss", f"{evidence}, moves with the weights and has no gradient", advice)
+
+
+def _are_logits(step: StepUnderTest, logits: Tensor) -> Answers:
+    """What the loss takes for logits is that, and passes its gradient on to the head."""
+    if cut := cut_off(step.exact, logits):
+        evidence = f"{cut.size:.0%} of the logits pass no gradient on to the product that makes them"
+        advice = "put nothing but a scale, a bias or a smooth cap after the head"
+        yield fail(cut.module, evidence, advice)
+    if (logits >= 0).all() and distance(logits.sum(-1), torch.ones_like(logits[..., 0])) <= step.rounding:
+        evidence = "the logits are probabilities: softmax is applied twice, and no prediction can be certain"
+        yield fail("loss", evidence, "pass the logits, not their softmax, to the loss")

@@ -1,4 +1,4 @@
-"""Properties of what a model is compared with, and of what is added to a frozen one."""
+"""Test what a loss compares the model with, such as a reference or itself, and adapters on a frozen model."""
 
 from __future__ import annotations
 
@@ -33,55 +33,72 @@ def reference(step: StepUnderTest) -> Answers:
     """A loss that compares the model with a copy, or itself, sees no difference between equal weights.
 
     What it is compared with does not train, and a reference does not follow the model.
+
+    q(f_θ(x)) = q(f_ref(x)) if θ = θ_ref, for each quantity q that the loss compares: the model is given the
+    weights of the copy, and what the loss subtracts or takes a divergence of must be equal. Then the implicit
+    rewards of a preference are 0, the ratio to an older policy is 1 and a divergence from the reference is 0.
     """
-    twins, seen = step.twins, step.compared
-    judged = seen.judged(step.rounding)
+    twins, compared_there = step.twins, step.compared
+    judged = compared_there.judged(step.rounding)
     if judged:
-        yield from _trained(twins)
-    yield from _following(step, twins, seen)
-    what = "itself, run without gradients" if all(twin.is_self for twin in twins.twins) else "its frozen copy"
-    apart = [off for off in seen.off.values() if off > step.rounding]
-    if apart:
-        say = f"with equal weights and an equal first input, the outputs of the model and of {what} differ"
-        yield note("", f"{say} by up to {max(apart):.1e} of their size")
-    why = "comes from outputs that differ" if seen.comparisons else "is no difference, divergence or distance"
-    needs(judged, f"what the loss makes of the model and of {what} {why}")
-    for one in judged:
-        if one.off > step.rounding:
-            say = f"with equal weights, {_said(one)} from the outputs of the model and of {what} are "
-            say += f"{one.off:.1e} of their size apart"
-            if one.is_even:
-                yield note("loss", f"{say}, by one factor or one summand")
-            else:
-                yield fail("loss", say, SAME)
+        yield from _both_train(twins)
+    yield from _follows_the_model(step, twins, compared_there)
+    is_itself = all(twin.is_self for twin in twins.twins)
+    other = "itself, run without gradients" if is_itself else "its frozen copy"
+    sizes = [size for size in compared_there.off.values() if size > step.rounding]
+    if sizes:
+        evidence = (
+            f"with equal weights and an equal first input, the outputs of the model and of {other} differ"
+        )
+        yield note("", f"{evidence} by up to {max(sizes):.1e} of their size")
+    if compared_there.comparisons:
+        why = "comes from outputs that differ"
+    else:
+        why = "is no difference, divergence or distance"
+    needs(judged, f"what the loss makes of the model and of {other} {why}")
+    for comparison in judged:
+        if comparison.off <= step.rounding:
+            continue
+        evidence = (
+            f"with equal weights, {_compared_numbers(comparison)} from the outputs of the model and of "
+        )
+        evidence += f"{other} are {comparison.off:.1e} of their size apart"
+        if comparison.is_even:  # a temperature or a margin may be meant
+            yield note("loss", f"{evidence}, by one factor or one summand")
+        else:
+            yield fail("loss", evidence, SAME)
 
 
-def _said(one: Comparison) -> str:
+def _compared_numbers(comparison: Comparison) -> str:
     """Say what is compared."""
-    is_difference = one.function.strip("_") in ("sub", "rsub", "subtract")
-    return f"the {count(one.size, 'number')} that {'a difference' if is_difference else one.function} takes"
+    is_difference = comparison.function.strip("_") in ("sub", "rsub", "subtract")
+    function = "a difference" if is_difference else comparison.function
+    return f"the {count(comparison.size, 'number')} that {function} takes"
 
 
-def _trained(twins: Twins) -> Answers:
+def _both_train(twins: Twins) -> Answers:
+    """A copy that trains with the model: what the model is compared with must stay where it is."""
     for twin in twins.twins:
         if twin.trains and twin.path is not None:
-            say = "it is a copy of what the loss compares with it, and both train"
-            yield fail(twin.path, say, "freeze it, and run it without gradients")
+            evidence = "it is a copy of what the loss compares with it, and both train"
+            yield fail(twin.path, evidence, "freeze it, and run it without gradients")
 
 
-def _following(step: StepUnderTest, twins: Twins, seen: Compared) -> Answers:
+def _follows_the_model(step: StepUnderTest, twins: Twins, compared_there: Compared) -> Answers:
     """A preference that is measured by what the model has changed, if that is always nothing.
 
     The older policy of a ratio may be the model itself, where each batch is used once.
     """
-    if not seen.ranked or not all(twin.is_self for twin in twins.twins):
+    if not compared_there.ranked or not all(twin.is_self for twin in twins.twins):
         return
-    rolled = {n: p.roll(1) for n, p in step.exact_as_given.parameters.items() if p.is_floating_point()}
-    other = compared(step.exact_as_given.again(weights=rolled), twins)
-    if all(other.off.get(output, 1.0) <= step.rounding for output in seen.ranked):
-        say = "it prefers one answer by how the model differs from itself, run without gradients"
-        say += ": by nothing, with these weights and with others"
-        yield fail("loss", say, "compare it with a frozen copy of its start")
+    # with other weights, as after some steps, a model differs from a fixed reference, and never from itself
+    as_given = step.exact_as_given
+    other_weights = {name: p.roll(1) for name, p in as_given.parameters.items() if p.is_floating_point()}
+    with_others = compared(as_given.again(weights=other_weights), twins)
+    if all(with_others.off.get(output, 1.0) <= step.rounding for output in compared_there.ranked):
+        evidence = "it prefers one answer by how the model differs from itself, run without gradients"
+        evidence += ": by nothing, with these weights and with others"
+        yield fail("loss", evidence, "compare it with a frozen copy of its start")
 
 
 @property_of(
@@ -93,30 +110,36 @@ def _following(step: StepUnderTest, twins: Twins, seen: Compared) -> Answers:
     uses=FORWARD,
 )
 def adapters(step: StepUnderTest) -> Answers:
-    """What adapters correct is frozen, and they start at 0: outputs are those without adapters."""
+    """What adapters correct is frozen, and they start at 0: outputs are those without adapters.
+
+    y = W x + s·B A x with B A = 0 at the start, so that y = W x (Hu et al. 2021, Section 4.1, arXiv
+    2106.09685). Factors that are both away from 0 are a failure only if both look drawn: after training, or
+    where they come from a decomposition of W, they are meant.
+    """
     names = {id(p): name for name, p in step.exact.model.named_parameters()}
     start, live = step.exact_as_given.parameters, dict(step.model.named_parameters())
-    of_adapters, at_zero, away_from_zero = set[str](), list[str](), list[str]()
-    for one in step.wiring.adapters:
-        down, up, matrix = names[id(one.down)], names[id(one.up)], names[id(one.matrix)]
-        if start[down].any() and start[up].any():
-            is_frozen = live[down].requires_grad and live[up].requires_grad and not live[matrix].requires_grad
-            away_from_zero += [down, up] if is_frozen else []
-            continue
-        of_adapters |= {down, up}
-        at_zero.append(matrix)
-    downs, ups = away_from_zero[::2], away_from_zero[1::2]
-    if all(starts.are_independent_draws(live[n].detach() for n in side) for side in (downs, ups)):
-        say = f"both factors of {count(len(ups), 'adapter')} are drawn, so that training starts from another "
-        yield fail(ups[0], f"{say}model than the frozen one", "start the second factor of each at 0")
+    of_adapters_at_zero, corrected = set[str](), list[str]()
+    downs, ups = list[str](), list[str]()  # of adapters that are away from 0, on a frozen matrix
+    for adapter in step.wiring.adapters:
+        down, up, matrix = names[id(adapter.down)], names[id(adapter.up)], names[id(adapter.matrix)]
+        if not (start[down].any() and start[up].any()):
+            of_adapters_at_zero |= {down, up}
+            corrected.append(matrix)
+        elif live[down].requires_grad and live[up].requires_grad and not live[matrix].requires_grad:
+            downs.append(down)
+            ups.append(up)
+    if all(starts.are_independent_draws(live[name].detach() for name in side) for side in (downs, ups)):
+        evidence = f"both factors of {count(len(ups), 'adapter')} are drawn, so that training starts from "
+        evidence += "another model than the frozen one"
+        yield fail(ups[0], evidence, "start the second factor of each at 0")
         return
-    needs(at_zero, NO_ADAPTER)
-    training = [n for n in at_zero if live[n].requires_grad and not step.declare.is_frozen(n)]
+    needs(corrected, NO_ADAPTER)
+    training = [n for n in corrected if live[n].requires_grad and not step.declare.is_frozen(n)]
     if training:
-        share = f"{len(training)} of {len(at_zero)} such matrices"
-        say = f"it trains although an adapter corrects it, as do {share}"
-        yield fail(training[0], say, "freeze the model before adapters are added to it")
-    others = [n for n, p in live.items() if p.requires_grad and n not in of_adapters]
+        share = f"{len(training)} of {len(corrected)} such matrices"
+        evidence = f"it trains although an adapter corrects it, as do {share}"
+        yield fail(training[0], evidence, "freeze the model before adapters are added to it")
+    others = [n for n, p in live.items() if p.requires_grad and n not in of_adapters_at_zero]
     yield from _unlike_base(step, only_adapters=not others)
     if others and not training:
         yield note(others[0], f"{count(len(others), 'parameter')} besides the adapters train")
@@ -124,21 +147,23 @@ def adapters(step: StepUnderTest) -> Answers:
 
 def _unlike_base(step: StepUnderTest, *, only_adapters: bool) -> Answers:
     """Outputs other than those of a frozen copy without adapters, or of the model while they are disabled."""
-    place, say = "", "the adapters are 0, but outputs are {:.1e} of their size off those of {}"
+    place, evidence = "", "the adapters are 0, but outputs are {:.1e} of their size off those of {}"
     advice = "add nothing but their product to what the frozen matrices give"
     with suppress(Unknown, UserError):
-        seen = step.compared
+        compared_there = step.compared
         without = [twin for twin in step.twins.twins if not twin.is_self and not twin.weights]
-        off = max((seen.off[output] for output in seen.of_same_inputs), default=0.0)
-        if without and len(without) == len(step.twins.twins) and off > step.rounding:
-            yield fail(place, say.format(off, "a frozen model with the same other weights"), advice)
+        size = max((compared_there.off[output] for output in compared_there.of_same_inputs), default=0.0)
+        if without and len(without) == len(step.twins.twins) and size > step.rounding:
+            yield fail(place, evidence.format(size, "a frozen model with the same other weights"), advice)
     trace = step.exact_as_given
+    # PEFT's switch; it is any attribute of a model that anybody may have written
     switches: list[Any] = [m.disable_adapter for m in trace.model.modules() if hasattr(m, "disable_adapter")]
     if not switches or not only_adapters:
         return
-    own = [x for x in trace.outputs if x.is_floating_point()]
+    outputs = [x for x in trace.outputs if x.is_floating_point()]
     with switches[0]():
-        bare = [x for _, x in tensors_in(trace.again().outputs) if x.is_floating_point()]
-    off = max((distance(x, y) for x, y in zip(own, bare, strict=False)), default=0.0)
-    if off > step.rounding:
-        yield fail(place, say.format(off, "the same model while they are disabled"), advice)
+        without_adapters = [x for _, x in tensors_in(trace.again().outputs) if x.is_floating_point()]
+    sizes = (distance(x, y) for x, y in zip(outputs, without_adapters, strict=False))
+    size = max(sizes, default=0.0)
+    if size > step.rounding:
+        yield fail(place, evidence.format(size, "the same model while they are disabled"), advice)

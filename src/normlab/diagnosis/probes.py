@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from normlab.base.registry import Registry
 from normlab.errors import UserError
 from normlab.private_torch import runs_compiled
 from normlab.trace.facts.stacks import within
@@ -20,6 +21,8 @@ from normlab.trace.record import Seen, Want, matching, record
 from normlab.trace.tensors import Place, unwrap, unwrapped
 
 Statistic = Callable[[Tensor], Tensor]
+STATISTICS: Final[Registry[Statistic]] = Registry("statistic")
+"""The statistics by the names that probes use; each makes a number of a tensor."""
 
 
 def pair_cosines(x: Tensor) -> Tensor:
@@ -28,24 +31,66 @@ def pair_cosines(x: Tensor) -> Tensor:
     return unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
 
 
-STATISTICS: Final[dict[str, Statistic]] = {
-    "mean": Tensor.mean,
-    "variance": lambda x: x.var(correction=0),
-    "mean_square": lambda x: x.square().mean(),
-    "rms": lambda x: x.square().mean().sqrt(),
-    "l2": torch.linalg.vector_norm,
-    "max_abs": lambda x: x.abs().amax(),
-    "fraction_nonfinite": lambda x: 1 - x.isfinite().to(x.dtype).mean(),
-    "fraction_zero": lambda x: (x == 0).to(x.dtype).mean(),
-    "entropy": lambda x: torch.special.entr(x).sum(-1).mean(),
-    "similarity": lambda x: pair_cosines(x).mean() / (x.shape[-2] * (x.shape[-2] - 1) or math.nan),
-}
-r"""The statistics by the names that probes use. The variance is :math:`\frac{1}{n} \sum_i (x_i - \bar x)^2`,
-the mean square that of the entries: of rows of width d, their mean squared length over d. The entropy is the
-mean of :math:`-\sum_i p_i \ln p_i` in nats over rows p of probabilities `[..., n]`. The similarity of
-rows `[..., t, d]` is :math:`\frac{1}{t(t-1)} \sum_{i \ne j} \cos(x_i, x_j)`, the mean over sequences, and
-not a number if t is 1.
-"""
+@STATISTICS.register()
+def mean(x: Tensor) -> Tensor:
+    r""":math:`\bar x = \frac{1}{n} \sum_i x_i`."""
+    return x.mean()
+
+
+@STATISTICS.register()
+def variance(x: Tensor) -> Tensor:
+    r""":math:`\frac{1}{n} \sum_i (x_i - \bar x)^2`."""
+    return x.var(correction=0)
+
+
+@STATISTICS.register()
+def mean_square(x: Tensor) -> Tensor:
+    """The mean square of the entries: of rows of width d, their mean squared length over d."""
+    return x.square().mean()
+
+
+@STATISTICS.register()
+def rms(x: Tensor) -> Tensor:
+    """The root of ``mean_square``."""
+    return x.square().mean().sqrt()
+
+
+@STATISTICS.register()
+def l2(x: Tensor) -> Tensor:
+    r""":math:`\sqrt{\sum_i x_i^2}`."""
+    return torch.linalg.vector_norm(x)
+
+
+@STATISTICS.register()
+def max_abs(x: Tensor) -> Tensor:
+    r""":math:`\max_i |x_i|`."""
+    return x.abs().amax()
+
+
+@STATISTICS.register()
+def fraction_nonfinite(x: Tensor) -> Tensor:
+    """The share of entries that are infinite or not a number."""
+    return 1 - x.isfinite().to(x.dtype).mean()
+
+
+@STATISTICS.register()
+def fraction_zero(x: Tensor) -> Tensor:
+    """The share of entries that are 0."""
+    return (x == 0).to(x.dtype).mean()
+
+
+@STATISTICS.register()
+def entropy(x: Tensor) -> Tensor:
+    r"""The mean of :math:`-\sum_i p_i \ln p_i`, in nats, over rows p of probabilities `[..., n]`."""
+    return torch.special.entr(x).sum(-1).mean()
+
+
+@STATISTICS.register()
+def similarity(x: Tensor) -> Tensor:
+    r""":math:`\frac{1}{t(t-1)} \sum_{i \ne j} \cos(x_i, x_j)` of rows `[..., t, d]`, the mean over sequences;
+    not a number if t is 1.
+    """
+    return pair_cosines(x).mean() / (x.shape[-2] * (x.shape[-2] - 1) or math.nan)
 
 
 def gathered(x: Tensor) -> Tensor:
@@ -102,7 +147,7 @@ class Probe:
 
     def __post_init__(self) -> None:
         _require_known("signal", self.signal, (*ACTIVATIONS, *PARAMETERS))
-        _require_known("statistic", self.statistic, tuple(STATISTICS))
+        STATISTICS[self.statistic]  # raises UserError for an unknown one
         if self.together and (self.signal not in PARAMETERS or self.statistic != "l2"):
             raise UserError(
                 f"{self.signal}.{self.statistic} of several modules together is not defined; only l2 norms "
