@@ -100,6 +100,14 @@ def test_a_diverging_run_does_not_flatten_the_others() -> None:
     assert end["mean"] == pytest.approx(top, rel=1e-3)
 
 
+def test_a_spike_does_not_end_the_line_of_a_run_that_did_not_train() -> None:
+    stuck = run("pre", "bad", [8.0, 7.0, 40.0, 7.0, 6.0, 7.0], "stuck")
+    up = run("enc:post/dec:pre", "up", [8.0, 7.0, 40.0, 7.0, 50.0, 7.0], "diverged")
+    (lines,) = layers(pl.concat([stuck, up]))["line"]
+    steps = {name: [row["step"] for row in values(lines) if row["run"] == name] for name in ("bad", "up")}
+    assert steps == {"bad": [10, 20, 30, 40, 50, 60], "up": [10, 20, 30, 40]}
+
+
 def test_every_recipe_may_be_stuck() -> None:
     found = layers(run("pre", "bad", [5.0] * 30, "stuck"))
     assert len(found["line"]) == 1
