@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import normlab
+from normlab.private_torch import stance
 from normlab.setups.patches import PATCHES
-from normlab.setups.process import stance
 from normlab.trace.kept import MOST_BESIDE
 from setups.doors import imported
 

@@ -21,6 +21,7 @@ from cases import each
 from nasty.base import IDS, Tiny, cross_entropy
 from normlab.diagnosis import diagnose
 from normlab.errors import UserError
+from normlab.private_torch import TABLES_OF_GLOBAL_HOOKS
 from normlab.setups.setup import Setup
 from normlab.trace import kept, reach, restore
 from normlab.trace.reach import deep_copy, generators_in
@@ -263,7 +264,7 @@ def test_hooks_on_all_modules_that_a_model_makes_are_gone() -> None:
                 self.handle = register_module_forward_hook(lambda *_: None)
                 self.head.weight.register_hook(lambda g: g)
 
-    model, tables = Hooking(), restore.HOOKS_ON_ALL
+    model, tables = Hooking(), TABLES_OF_GLOBAL_HOOKS
     before = [dict(table) for table in tables]
     normlab.check(model, IDS.clone(), loss=cross_entropy)
     diagnose(model, IDS.clone(), loss=cross_entropy, lr=1e-3, studies=["scales"])

@@ -1,4 +1,9 @@
-"""What a step can reach: the values that a value leads to, through attributes, entries and functions."""
+"""Find what a step can reach: the values that a value leads to, through attributes, entries and functions.
+
+``Search`` walks through them, nearest first. It goes into what a step of the user's may change: their own
+objects, containers, tensors, and the objects of torch that train. What a library keeps for itself is its own
+affair.
+"""
 
 from __future__ import annotations
 
@@ -355,22 +360,22 @@ class Search:
 
     def inner(self, value: Any, kind: Kind, way: Way) -> list[Any]:
         """Return the values that a value leads to."""
-        inner: list[Any] = []
+        values: list[Any] = []
         if kind is Kind.MAPPING:
-            names = {*map(type, dict.keys(value))} <= {str}
-            keys = () if names else dict.keys(value)
-            inner = [*keys, *dict.values(value), *_beside(value)]
+            has_names_alone = {*map(type, dict.keys(value))} <= {str}  # as most have, which lead nowhere
+            keys = () if has_names_alone else dict.keys(value)
+            values = [*keys, *dict.values(value), *_beside(value)]
         elif kind in (Kind.ENTRIES, Kind.TUPLE):
-            inner = [*entries_of(value), *_beside(value)]
+            values = [*entries_of(value), *_beside(value)]
         elif kind is Kind.TENSOR:
-            inner = self._in_tensor(value)
+            values = self._in_tensor(value)
         elif kind in (Kind.TRAINED, Kind.OBJECT):
-            inner = self._in_object(value, way)
+            values = self._in_object(value, way)
         elif kind is Kind.FUNCTION and self.functions:
-            inner = _in_function(value, way)
+            values = _in_function(value, way)
         elif kind is Kind.CLASS and way.of_user:
-            inner = _in_class(value)
-        return inner
+            values = _in_class(value)
+        return values
 
     def _in_tensor(self, x: Tensor) -> list[Any]:
         if is_lazy(x):
