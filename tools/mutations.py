@@ -51,7 +51,7 @@ class Result:
 def run_tests(package: Path, tests: Sequence[str] = TESTS) -> Result:
     """The tests against the package below ``package``'s parent, to the first failure."""
     start, files = time.perf_counter(), [package.parent / name for name in ("in", "out", "err")]
-    # a pytest that runs this one tells its tests, in such variables, which worker they are in and what was typed
+    # in such variables a pytest around this one says which worker it is and what was typed
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     env |= {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     files[0].touch()
@@ -70,13 +70,22 @@ def _test(package: Path, tests: Sequence[str]) -> None:
 
     if Path(str(normlab.__file__)).parent.resolve() != package.resolve():
         raise RuntimeError(f"tests would import {normlab.__file__}, not the copy in {package}")
-    options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line", "-m", "not slow and not long"]
+    options = [
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--no-header",
+        "--tb=line",
+        "-m",
+        "not slow and not long",
+    ]
     options += ["--assert=plain"]  # rewriting them takes time, for explanations that nobody reads
     sys.exit(pytest.main([*options, f"--basetemp={package.parent / 'tmp'}", *tests]))
 
 
 def copy_of_package(folder: Path) -> Path:
-    """An unchanged copy of the package, with what Python has compiled of it: times of files are copied, too."""
+    """An unchanged copy of the package, with what Python compiled of it: times of files are copied."""
     package = folder / "normlab"
     shutil.copytree(ROOT / "src" / "normlab", package)
     return package

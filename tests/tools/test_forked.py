@@ -10,7 +10,7 @@ import forked
 
 
 def _write_path():
-    print(json.dumps(sys.path))
+    sys.stdout.write(json.dumps(sys.path))
 
 
 def test_a_forked_process_imports_from_where_a_fresh_one_would(tmp_path, monkeypatch):
