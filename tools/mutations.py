@@ -51,7 +51,7 @@ class Result:
 def run_tests(package: Path, tests: Sequence[str] = TESTS) -> Result:
     """The tests against the package below ``package``'s parent, to the first failure."""
     start, files = time.perf_counter(), [package.parent / name for name in ("in", "out", "err")]
-    # a pytest that runs this one tells its tests there which worker they are in and what was typed
+    # in such variables a pytest around this one says which worker it is and what was typed
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     env |= {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     files[0].touch()
@@ -85,7 +85,7 @@ def _test(package: Path, tests: Sequence[str]) -> None:
 
 
 def copy_of_package(folder: Path) -> Path:
-    """An unchanged copy of the package, with what Python has compiled of it: times of files are copied, too."""
+    """An unchanged copy of the package, with what Python compiled of it: times of files are copied."""
     package = folder / "normlab"
     shutil.copytree(ROOT / "src" / "normlab", package)
     return package

@@ -12,6 +12,7 @@ from normlab.checks.declared import declared, resolved_init
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
 from normlab.trace.starts import differences
+from zoo import PostNorm
 
 DIM, LAYERS, VOCAB = 64, 4, 211
 IDS = torch.randint(5, VOCAB, (2, 16), generator=torch.Generator().manual_seed(1))
@@ -88,17 +89,8 @@ def test_the_last_entry_of_a_role_a_glob_or_both_decides():
     assert starts["transformer.ln_f.weight", None].value == 1.0
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.branch, self.norm = nn.Linear(DIM, DIM), nn.LayerNorm(DIM)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x + self.branch(x))
-
-
 def test_a_model_whose_sizes_do_not_show_is_refused():
-    model = nn.Sequential(*(Residual() for _ in range(4)))
+    model = nn.Sequential(*(PostNorm(DIM) for _ in range(4)))
     setup = Setup(model, torch.randn(2, 8, DIM), loss=lambda model, x: model(x).square().mean())
     with pytest.raises(UserError, match=r"no embedding matrix.*init\.toml"):
         declared("pre", setup)

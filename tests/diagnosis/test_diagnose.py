@@ -17,17 +17,7 @@ from normlab.diagnosis import Table, diagnose, read_structure, registered, study
 from normlab.diagnosis.tables import Row
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
-
-
-class Residual(nn.Module):
-    """x <- norm(x + W x), without attention."""
-
-    def __init__(self, dim):
-        super().__init__()
-        self.branch, self.norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
-
-    def forward(self, x):
-        return self.norm(x + self.branch(x))
+from zoo import PostNorm
 
 
 class Tower(nn.Module):
@@ -35,7 +25,7 @@ class Tower(nn.Module):
 
     def __init__(self, dim=16, layers=4):
         super().__init__()
-        self.layers = nn.ModuleList(Residual(dim) for _ in range(layers))
+        self.layers = nn.ModuleList(PostNorm(dim) for _ in range(layers))
         self.head = nn.Linear(dim, 3)
 
     def forward(self, x):
@@ -330,7 +320,7 @@ def test_a_sum_of_streams_before_the_last_norm_is_no_norm():
 def test_a_model_whose_every_layer_is_in_a_plain_list_is_told_so():
     model = Hidden(0)
     model.head = nn.Identity()
-    with pytest.raises(UserError, match="blocks holds 4 x Residual"):
+    with pytest.raises(UserError, match="blocks holds 4 x PostNorm"):
         diagnose(model, X, loss=square)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from faults.killing import Operations
 from normlab.base.io import from_json
@@ -23,12 +22,7 @@ from normlab.lab.config import Config
 from normlab.lab.training.checkpoint import save_checkpoint
 from normlab.lab.training.parallel import SingleProcess
 from normlab.lab.training.train import train
-
-
-class Scalar(nn.Module):
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.x = nn.Parameter(torch.full((1,), float(value)))
+from zoo import Scalar
 
 
 def main() -> None:

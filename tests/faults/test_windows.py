@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from faults.runs import Server, serving
-from faults.server import Scalar
 from normlab.lab.training.checkpoint import load_checkpoint, resume
+from zoo import Scalar
 
 KILLED = 9
 

@@ -10,16 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo import PreNorm
+
 IDS = torch.randint(0, 11, (3, 6), generator=torch.Generator().manual_seed(1))
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.f = nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.f(self.norm(x))
 
 
 class Tiny(nn.Module):
@@ -28,7 +21,7 @@ class Tiny(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks = nn.ModuleList(PreNorm(8) for _ in range(2))
         self.norm, self.dropout = nn.LayerNorm(8), nn.Dropout(0.1)
 
     def before(self, ids: Tensor) -> None:

@@ -116,8 +116,8 @@ def deep_recursion() -> Iterator[None]:
 
 
 DEPTH = 400
-"""Each module takes three frames to be called in: more than Python allows, unless it is told to. Walks of torch
-through such modules take time that grows with the square of their depth."""
+"""Each module takes three frames to be called in: more than Python allows, unless it is told to. Deeper ones
+cost time, because torch walks through modules in a time that grows with the square of their depth."""
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from normlab.papers.regimes import RUNS_FILE
 from normlab.papers.trainings import LAPTOP
 from planned import TOY
 
+regime_of = cache(read_regime)
 PILOTS = experiments.RESULTS / "pilots"
 """The kept lines of pilots."""
 
@@ -31,9 +32,21 @@ def text_of(config: Config) -> tuple[str, str]:
 
 
 @cache
+def configs_of(name: str) -> tuple[Config, ...]:
+    """The configurations of a regime, which take longer to resolve than what is asserted of them."""
+    return tuple(config for *_, config in regime_of(name).configs())
+
+
+@cache
+def keys_of(name: str) -> tuple[str, ...]:
+    """The keys of a regime's configurations."""
+    return tuple(map(key, configs_of(name)))
+
+
+@cache
 def texts_of(name: str) -> set[tuple[str, str]]:
     """The training texts of a regime."""
-    return {text_of(config) for *_, config in read_regime(name).configs()}
+    return set(map(text_of, configs_of(name)))
 
 
 @cache
@@ -54,22 +67,22 @@ def seeds_by_text() -> dict[tuple[str, str], set[int]]:
 
 @pytest.mark.parametrize("name", regimes())
 def test_a_regime_names_its_findings_and_resolves(name):
-    regime = read_regime(name)
+    regime = regime_of(name)
     assert all(re.fullmatch(r"[XNL]\d+", finding) for finding in regime.findings)
-    configs = [config for *_, config in regime.configs()]
-    assert len({key(config) for config in configs}) == len(configs) == len(regime.seeds) * len(regime.cells)
+    keys = keys_of(name)
+    assert len(set(keys)) == len(keys) == len(regime.seeds) * len(regime.cells)
     assert all(value > 0 for value in regime.margins.values())
 
 
 @pytest.mark.parametrize("name", regimes())
 def test_the_seeds_of_a_regime_are_fresh(name):
-    regime = read_regime(name)
+    regime = regime_of(name)
     texts, used = texts_of(name), seeds_by_text()
     known = set().union(*(used.get(text, set()) for text in texts))
     assert known <= set(regime.used_before)
     assert not set(regime.seeds) & set(regime.used_before)
     assert max(regime.seeds) < PILOT_SEED
-    for other in map(read_regime, regimes()):
+    for other in map(regime_of, regimes()):
         if other.name in (name, regime.paired_with) or other.paired_with == name:
             continue
         if texts & texts_of(other.name):
@@ -85,15 +98,13 @@ def test_no_seed_of_a_pilot_is_one_that_counts():
 
 
 def test_no_configuration_belongs_to_two_regimes():
-    keys = [key(config) for name in regimes() for *_, config in read_regime(name).configs()]
+    keys = [key for name in regimes() for key in keys_of(name)]
     assert len(keys) == len(set(keys))
 
 
 @pytest.mark.parametrize("name", regimes())
 def test_every_kept_run_is_a_listed_configuration(name):
-    assert kept(experiments.RESULTS / name / RUNS_FILE).keys() <= {
-        key(config) for *_, config in read_regime(name).configs()
-    }
+    assert kept(experiments.RESULTS / name / RUNS_FILE).keys() <= set(keys_of(name))
 
 
 def test_a_toy_regime_is_trained_once(tmp_path, monkeypatch):

@@ -30,19 +30,11 @@ from normlab.trace.preparation import prepare
 from normlab.trace.restore import restored
 from normlab.trace.starts import Fresh
 from normlab.trace.step_under_test import StepUnderTest
+from zoo import Bigrams
 
 check_module = sys.modules["normlab.checks.check"]
 VOCAB, WIDTH = 13, 1237
 """The width is a prime, by which tensors of the model are told from all others."""
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.embed(ids))
 
 
 def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
@@ -51,7 +43,11 @@ def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
 
 @pytest.fixture
 def setup() -> Setup:
-    return Setup(Model(), torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(0)), loss_of)
+    return Setup(
+        Bigrams(VOCAB, WIDTH),
+        torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(0)),
+        loss_of,
+    )
 
 
 def bytes_in_weights() -> int:
@@ -159,7 +155,7 @@ def test_the_budget_begins_before_anything_is_copied(setup: Setup, monkeypatch: 
 
 
 def test_no_model_is_drawn_after_the_budget(setup: Setup) -> None:
-    fresh = Fresh(replace(setup, make=Model))
+    fresh = Fresh(replace(setup, make=lambda: Bigrams(VOCAB, WIDTH)))
     with passes_until(Deadline(at=0.0)), pytest.raises(OutOfTimeError):
         _ = fresh.one
 

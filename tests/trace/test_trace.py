@@ -15,6 +15,7 @@ from normlab.trace.record import Want, record
 from normlab.trace.restore import undisturbed
 from normlab.trace.tensors import Tap, call_model, tensors_in, unwrap
 from normlab.trace.trace import Trace, at_weights
+from zoo import ManyOutputs
 
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -272,14 +273,10 @@ def test_record_lists_values_and_gradients_in_order():
 
 
 def test_record_takes_one_tensor_or_all_and_lets_go_what_is_taken():
-    class Many(nn.Module):
-        def forward(self, x: Tensor) -> dict[str, object]:
-            return {"ids": torch.arange(3), "hidden": x * 2, "more": (x * 3,)}
-
-    with record(nn.Sequential(Many()), [Want("0", first=True), Want("0")]) as seen:
+    with record(nn.Sequential(ManyOutputs()), [Want("0", first=True), Want("0")]) as seen:
         nn.Sequential()(X)
     assert seen == []
-    model = nn.Sequential(Many())
+    model = nn.Sequential(ManyOutputs())
     with record(model, [Want("0", first=True), Want("0")]) as seen:
         model(X)
         assert [(s.want.first, s.tap.place, s.nth) for s in seen] == [

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from contracts.variants import BY_PLACEMENT, build, inputs, loss_of
 from normlab.diagnosis import STATISTICS, Probe, Record, observe
 from normlab.diagnosis.probes import StreamSignal
+from zoo import ManyOutputs
 
 SIGNALS = ("input", "output", "grad_input", "grad_output", "weight", "grad")
 EVERYTHING = [Probe("*", signal, every_tensor=True) for signal in SIGNALS]
@@ -80,13 +81,8 @@ def test_every_signal_equals_plain_autograd():
     assert {(r.stack, r.index) for r in records} == {(None, None), ("all", 4)}
 
 
-class Many(nn.Module):
-    def forward(self, x: torch.Tensor) -> dict[str, object]:
-        return {"ids": torch.arange(3), "hidden": x * 2, "more": (x * 3, torch.tensor(1.0))}
-
-
 def test_the_first_floating_tensor_is_measured_or_all_of_them():
-    model, first, every = nn.Sequential(Many()), [], []
+    model, first, every = nn.Sequential(ManyOutputs()), [], []
     with observe(model, [Probe("0")], first.append):
         model(X)
     with observe(model, [Probe("0", every_tensor=True), Probe("0", "weight")], every.append):

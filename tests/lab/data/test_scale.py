@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ data = script("data")
 def in_a_fork(what: str, folder: Path) -> dict[str, Any]:
     """Return what a process says of itself, as ``data.in_a_process`` does, without waiting for torch.
 
-    Peaks of two such processes differ by a hundredth of a MiB; those of fresh ones, which import by themselves,
-    by a hundred.
+    Peaks of two such processes differ by a hundredth of a MiB; those of fresh ones, which import
+    by themselves, by a hundred.
     """
     files = [folder / f"{name}.txt" for name in ("in", "out", "err")]
     for file in files:
@@ -30,7 +31,7 @@ def in_a_fork(what: str, folder: Path) -> dict[str, Any]:
 
 
 def _say(what: str, folder: Path) -> None:
-    print(json.dumps(getattr(data, what)(folder)))
+    sys.stdout.write(json.dumps(getattr(data, what)(folder)))
 
 
 def test_the_page_is_the_generated_one():

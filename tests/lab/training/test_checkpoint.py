@@ -28,12 +28,7 @@ from normlab.lab.training.checkpoint import (
 )
 from normlab.lab.training.parallel import SingleProcess
 from normlab.nn import Seq2Seq
-
-
-class Scalar(nn.Module):
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.x = nn.Parameter(torch.full((1,), float(value)))
+from zoo import Scalar
 
 
 @pytest.fixture

@@ -22,26 +22,7 @@ from normlab.nn import Placement
 from normlab.setups.named import NamedSetup
 from normlab.setups.setup import Setup
 from normlab.trace.optimizers import copied
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.inner = nn.LayerNorm(8), nn.Linear(8, 8)
-
-    def forward(self, x):
-        return x + self.inner(self.norm(x))
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
+from zoo import PreNorm, Stack
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +163,9 @@ def square(model, x):
 
 
 def setup(**more):
-    return NamedSetup("Net", Setup(Net(), torch.randn(3, 5, 8), square, **more))
+    return NamedSetup(
+        "Net", Setup(Stack(*(PreNorm(8) for _ in range(3))), torch.randn(3, 5, 8), square, **more)
+    )
 
 
 def test_a_setup_is_stepped_by_its_optimizer_or_by_an_adam():
