@@ -48,6 +48,10 @@ from normlab.trace.tensors import unscanned, unwrap
 
 CHEAP: Final = (1, 8, 32)
 """Numbers of passes: properties that take no more than these have their turn first."""
+OF_EACH_LOSS: Final = ("finite", "targets", "counted", "padded_loss")
+"""What is asked of each loss that is added up, beside the properties of tokens: what does not depend on how
+much it weighs in the sum.
+"""
 NOT_FINITE: Final = Skip("numbers are not finite", applies=True)
 """Why nothing else is judged where ``finite`` fails."""
 Progress = Callable[[str, int, int], None]
@@ -87,7 +91,36 @@ def check(
         require_property(name, "allow")
     with guarded_step(given, budget_s, started) as (step, not_copied):
         report = examine(step, properties(), progress, allowed)
-        return replace(report, facts={**report.facts, **not_copied})
+        report = replace(report, facts={**report.facts, **not_copied})
+    return _with_added_losses(report, given, budget_s, started)
+
+
+def _with_added_losses(report: Report, given: Setup, budget_s: float, started: float) -> Report:
+    """Return a report with what fails in one of the losses that are added up, if nothing else says so."""
+    tests = [p for p in properties() if p.group == "tokens" or p.name in OF_EACH_LOSS]
+    violations = list[Violation]()
+    for failure in report.failures:
+        violations += [replace(failure, follows=()), *failure.follows]
+    for number, part in enumerate(given.added, start=1):
+        if time.monotonic() - started > budget_s:
+            break
+        whole = replace(part, model=given.model, declare=given.declare)
+        failures: Sequence[Violation] = ()
+        with suppress(UserError), guarded_step(whole, budget_s, started) as (step, _):
+            failures = examine(step, tests).failures
+        known = {violation.property for violation in violations}
+        for failure in failures:
+            if failure.property not in known:
+                where = f"in loss {number} of {len(given.added)} that are added up, {failure.evidence}"
+                violations.append(replace(failure, evidence=where))
+    if not given.added:
+        return report
+    failed = {violation.property for violation in violations}
+    holds = tuple(name for name in report.holds if name not in failed)
+    untestable = {name: why for name, why in report.untestable.items() if name not in failed}
+    unjudged = tuple(name for name in report.unjudged if name not in failed)
+    failures = folded(violations, report.allowed)
+    return replace(report, failures=failures, holds=holds, untestable=untestable, unjudged=unjudged)
 
 
 def require_budget(budget_s: object) -> None:
