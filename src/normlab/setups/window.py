@@ -81,7 +81,7 @@ def setup_from_recording(
         for optimizer, rates in zip(optimizers, by_loop, strict=True)
     ]
     frozen = Declaration(frozen=tuple(held_elsewhere))  # this step leaves them alone on purpose
-    parts = [] if "loss" in cannot else losses_of_own_passes(flows[0])
+    parts: list[Flow] = [] if "loss" in cannot else losses_of_own_passes(flows[0])
     setup = Setup(
         model,
         flows[0].batch if step.joined is None else step.joined,

@@ -1,7 +1,7 @@
 """The losses of two passes of one model, on new rows and on old ones, are added before one backward pass.
 
 Mistakes, each in the second loss alone: ``--unshifted`` (it asks for the tokens themselves), ``--counting``
-(it counts padding), ``--detached`` (what its head reads has no gradient). ``--weighed``: its weight is a half.
+(it counts padding), ``--detached`` (what its head reads has no gradient). ``--weighed``: it counts half.
 """
 
 import sys
