@@ -2,6 +2,7 @@
 
     python benchmarks/check_cost.py                        # every size, on a quiet machine: half an hour
     python benchmarks/check_cost.py 1M modules_100         # some of them
+    python benchmarks/check_cost.py --memory               # where the memory goes, property by property
     python benchmarks/check_cost.py --page                 # measure nothing, and write docs/check.md
 
 Each check runs in a process of its own, on one thread, one at a time. Each row is kept in
@@ -18,6 +19,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,6 +38,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "benchmarks/results/check_cost.json"
 PAGE: Final = ROOT / "docs/check.md"
 PLACE: Final = "cost of a check"
+MEMORY: Final = ROOT / "benchmarks/results/check_memory.json"
+PLACE_OF_MEMORY: Final = "memory of a check"
 
 GIB: Final = 2**30
 
@@ -146,6 +150,81 @@ def one_pass(name: str) -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
 
+# ---------------------------------------------------------------------------------------------------- memory
+
+PROFILED: Final = partial(budgets.decoder, 768, 12, 50257, 2, 64)
+"""A model of 124M parameters with a small batch, so that what is held is the parameters' and not the pass's."""
+LEAST: Final = 0.1
+"""The table lists what takes at least this share of the parameters' bytes more than was held before it."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """The memory of one part of a check, in the bytes of the parameters in float32."""
+
+    what: str
+    before: float
+    """Held when it began."""
+    peak: float
+    """The most that was held while it ran."""
+
+
+class MemoryWatch:
+    """Notes the most memory that the process holds, as one part of a check follows the other."""
+
+    def __init__(self, unit: int, ground: int) -> None:
+        self.parts: list[Held] = []
+        self._unit, self._ground = unit, ground
+        self._what, self._before, self._peak = "copies, and first passes", self._now(), 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def turn_to(self, what: str) -> None:
+        """Close a part, and begin the next."""
+        self.parts.append(Held(self._what, round(self._before, 2), round(self._peak, 2)))
+        self._what, self._before, self._peak = what, self._now(), self._now()
+
+    def end(self) -> None:
+        """Close the last part."""
+        self._ended.set()
+        self._thread.join()
+        self.turn_to("")
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.002):
+            self._peak = max(self._peak, self._now())
+
+    def _now(self) -> float:
+        return (_resident_bytes() - self._ground) / self._unit
+
+
+def memory_profile() -> list[Held]:
+    """Check a large model in this process; return what each part held, the model among it."""
+    ground = _resident_bytes()
+    torch.manual_seed(0)
+    setup = PROFILED()
+    parameters = sum(p.numel() for p in setup.model.parameters())
+    watch = MemoryWatch(4 * parameters, ground)
+    normlab.check(setup, budget_s=3600.0, progress=lambda name, *_: watch.turn_to(name))
+    watch.end()
+    return watch.parts
+
+
+def memory_table(parts: Sequence[Held]) -> str:
+    """Return the table of what holds memory, the most first."""
+    lines = ["| part of the check | held before it | at most while it runs |", "| --- | --- | --- |"]
+    for part in sorted(parts, key=lambda part: -part.peak):
+        if part.peak - part.before >= LEAST:
+            lines.append(f"| {part.what} | {part.before:.1f} | {part.peak:.1f} |")
+    return "\n".join(lines)
+
+
+def kept_memory() -> list[Held]:
+    """Return the profile that was measured last; nothing if there is none."""
+    return [Held(**row) for row in json.loads(MEMORY.read_text(encoding="utf-8"))] if MEMORY.exists() else []
+
+
 def _resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -206,6 +285,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="measure what is kept, too")
     parser.add_argument("--page", action="store_true", help="write the table, without measuring")
     parser.add_argument("--here", action="store_true", help="measure in this process, and print JSON")
+    parser.add_argument("--memory", action="store_true", help="profile the memory of a large model's check")
     parser.add_argument("--one-pass", action="store_true", help="print what one pass takes in this process")
     args = parser.parse_args(argv)
     if unknown := set(args.sizes) - set(SIZES):
@@ -218,14 +298,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in args.sizes:
             print(one_pass(name))
         return
+    if args.memory:
+        profile = [asdict(part) for part in memory_profile()]
+        MEMORY.write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
     rows, source = kept(), source_of_normlab()
-    for name in [] if args.page else args.sizes or SIZES:
+    for name in [] if args.page or args.memory else args.sizes or SIZES:
         if args.again or name not in rows or rows[name].source != source:
             rows[name] = Row(**{**asdict(in_a_process(name)), "source": source})
             keep(rows)
             print(table([rows[name]]).splitlines()[-1], flush=True)
     document = PAGE.read_text(encoding="utf-8")
-    written = with_tables(document, {PLACE: table(list(rows.values()))})
+    tables = {PLACE: table(list(rows.values())), PLACE_OF_MEMORY: memory_table(kept_memory())}
+    written = with_tables(document, tables)
     PAGE.write_text(written, encoding="utf-8")
 
 

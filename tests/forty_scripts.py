@@ -93,7 +93,6 @@ REPEATED = [
     Script("tied", IDS),
     Script("halves", IDS, optimizers=(), cannot=["step"]),
     Script("functional", IDS),
-    Script("functional_gradients", {"ids": (8, 13)}, micro_batches=2),
     Script("handmade", {"half": (8, 13)}, micro_batches=2),
     Script("hooked", IDS, optimizers=["AdamW"] * 29, cannot=["step"], whole_step=False),
 ]

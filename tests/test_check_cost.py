@@ -15,7 +15,11 @@ ROW = cost.Row("modules_100", "modules", 4000, 60.0, 2.5, 2.25, 2**30, 38, 30, 1
 
 def test_the_table_is_that_of_the_results():
     document = cost.PAGE.read_text(encoding="utf-8")
-    assert document == cost.with_tables(document, {cost.PLACE: cost.table(list(cost.kept().values()))})
+    tables = {
+        cost.PLACE: cost.table(list(cost.kept().values())),
+        cost.PLACE_OF_MEMORY: cost.memory_table(cost.kept_memory()),
+    }
+    assert document == cost.with_tables(document, tables)
 
 
 @pytest.fixture
@@ -28,7 +32,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return cost.Row(**{**vars(ROW), "name": name, "axis": cost.SIZES[name].axis})
 
     page = tmp_path / "check.md"
-    page.write_text(f"<!-- {cost.PLACE} -->\n<!-- end of {cost.PLACE} -->\n", encoding="utf-8")
+    places = (cost.PLACE, cost.PLACE_OF_MEMORY)
+    page.write_text("".join(f"<!-- {p} -->\n<!-- end of {p} -->\n" for p in places), encoding="utf-8")
     monkeypatch.setattr(cost, "PAGE", page)
     monkeypatch.setattr(cost, "RESULTS", tmp_path / "results.json")
     monkeypatch.setattr(cost, "in_a_process", quickly)

@@ -32,6 +32,8 @@ HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "docs/scripts-tried.md"
 UNCHANGED = "unchanged"
 Entry = dict[str, Any]
+PLANTED_LATER: Entry = {"first": "–", "mended": "–", "failures": []}
+"""What the first runs said of an edit that came after them."""
 
 
 def planted(folder: Path, edit: Entry) -> None:
@@ -139,7 +141,7 @@ def with_edits(scripts: list[Entry], answers: dict[tuple[str, str], Entry]) -> s
     for script in scripts:
         for edit in script["edit"]:
             key = (script["name"], edit["change"])
-            earlier, answer = known[key], answers.get(key)
+            earlier, answer = known.get(key, PLANTED_LATER), answers.get(key)
             failed = earlier["failures"]
             if answer is not None:
                 failed = [failure["property"] for failure in answer.get("failures", ())]

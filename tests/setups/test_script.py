@@ -6,6 +6,7 @@ import os
 import random
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,23 @@ def test_what_comes_back_from_numpy_keeps_other_batches_from_being_tested():
     assert report.ok
     assert "derivative" in report.holds
     assert report.untestable["causality"] == setup.cannot["batch"]
+
+
+ADDING = {"--unshifted": "targets", "--counting": "counted", "--detached": "derivative"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", ["", "--weighed", *ADDING])
+def test_a_mistake_in_the_second_of_two_losses_that_are_added_is_named_first(mistake):
+    setup = replace(setup_of("adding", mistake), declare={"pad_id": 0})
+    assert len(setup.added) == 2
+    failures = normlab.check(setup).failures
+    assert [failure.property for failure in failures][:1] == [ADDING[x] for x in (mistake,) if x in ADDING]
+
+
+def test_losses_that_share_a_pass_are_one():
+    assert setup_of("smoothed").added == []
+    assert setup_of("plain").added == []
 
 
 def test_detached_weights_get_the_gradients_of_those_that_they_were_detached_from():

@@ -54,6 +54,10 @@ CHEAP: Final = (1, 8, 32)
 """Numbers of passes: properties that take no more than these have their turn first, so that a small budget
 reaches as many as it can.
 """
+OF_EACH_LOSS: Final = ("finite", "targets", "counted", "padded_loss")
+"""What is asked of each loss that is added up, beside the properties of tokens: what does not depend on how
+much it weighs in the sum.
+"""
 NOT_FINITE: Final = Skip("numbers are not finite", applies=True)
 """Why nothing else is judged where ``finite`` fails."""
 Progress = Callable[[str, int, int], None]
@@ -102,7 +106,38 @@ def check(
         require_property(name, "allow")
     with guarded_step(step_setup, budget_s, started) as (step, not_copied):
         report = examine(step, properties(), progress, allowed)
-        return replace(report, facts={**report.facts, **not_copied})
+        report = replace(report, facts={**report.facts, **not_copied})
+    return _with_added_losses(report, step_setup, budget_s, started)
+
+
+def _with_added_losses(report: Report, setup: Setup, budget_s: float, started: float) -> Report:
+    """Return a report with what fails in one of the losses that are added up, if nothing else says so."""
+    if not setup.added:
+        return report
+    tests = [tested for tested in properties() if tested.group == "tokens" or tested.name in OF_EACH_LOSS]
+    violations = list[Violation]()
+    for failure in report.failures:
+        violations += [replace(failure, follows=()), *failure.follows]
+    for number, added in enumerate(setup.added, start=1):
+        if time.monotonic() - started > budget_s:
+            break
+        alone = replace(added, model=setup.model, declare=setup.declare)
+        failures: Sequence[Violation] = ()
+        with suppress(UserError), guarded_step(alone, budget_s, started) as (step, _):
+            failures = examine(step, tests).failures
+        reported = {violation.property for violation in violations}
+        for failure in failures:
+            if failure.property not in reported:
+                evidence = f"in loss {number} of {len(setup.added)} that are added up, {failure.evidence}"
+                violations.append(replace(failure, evidence=evidence))
+    failed = {violation.property for violation in violations}
+    return replace(
+        report,
+        failures=folded(violations, report.allowed),
+        holds=tuple(name for name in report.holds if name not in failed),
+        untestable={name: why for name, why in report.untestable.items() if name not in failed},
+        unjudged=tuple(name for name in report.unjudged if name not in failed),
+    )
 
 
 def require_budget(budget_s: object) -> None:

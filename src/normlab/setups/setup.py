@@ -196,7 +196,8 @@ class Setup:
     a function of the optimizer. ``step(model, batch, optimizer, scheduler)`` is a whole training step.
     ``make()`` draws the model afresh. ``lr`` is the intended rate. ``dev`` holds batches that are not trained
     on, in the form of ``batches``; models are compared by them. ``cannot`` says what a recorded step does not
-    allow, and why.
+    allow, and why. ``added`` are setups of the losses that a recorded one adds up, if each comes from other
+    passes of the model.
 
     >>> setup = normlab.Setup(model, batch, loss=loss, optimizer=optimizer, declare={"pad_id": 0})
     >>> setup.batch is batch
@@ -214,6 +215,7 @@ class Setup:
     make: Callable[[], nn.Module] | None = None
     dev: Any = None
     cannot: Mapping[Ability, str] = field(default_factory=dict)
+    added: Sequence[Setup] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "declare", Declaration.of(self.declare))

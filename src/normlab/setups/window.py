@@ -16,6 +16,7 @@ from normlab.base.memory import gibibytes
 from normlab.base.units import count
 from normlab.errors import NoStepError, UserError
 from normlab.private_torch import schedulers_in
+from normlab.setups.added import losses_of_own_passes
 from normlab.setups.arguments import Number
 from normlab.setups.flow import MOST_APART, Flow
 from normlab.setups.gradients import parameters_of
@@ -80,6 +81,8 @@ def setup_from_recording(
         optimizer if rates is None else with_rates(optimizer, rates.peaks)
         for optimizer, rates in zip(optimizers, by_loop, strict=True)
     ]
+    frozen = Declaration(frozen=tuple(held_elsewhere))  # this step leaves them alone on purpose
+    parts: list[Flow] = [] if "loss" in cannot else losses_of_own_passes(flows[0])
     setup = Setup(
         model,
         flows[0].batch if step.joined is None else step.joined,
@@ -87,8 +90,9 @@ def setup_from_recording(
         optimizer=(at_peak[0] if len(at_peak) == 1 else at_peak) if at_peak else None,
         scheduler=scheduler,
         step=None if is_step_lost else step,
-        declare=Declaration(frozen=tuple(held_elsewhere)),  # this step leaves them alone on purpose
+        declare=frozen,
         cannot={**cannot, "rate": unknown[0]} if unknown else cannot,
+        added=[Setup(model, part.batch, loss=part.loss_of, cannot=cannot) for part in parts],
     )
     return NamedSetup(f"{type(model).__name__} of {title}", setup, facts)
 
