@@ -83,9 +83,8 @@ def _settings_of_python() -> Iterator[Setting]:
         yield partial(getattr, sys, name), partial(setattr, sys, name)
     if threading.current_thread() is threading.main_thread():  # the only one that may
         for number in signal.valid_signals():
-            if (
-                signal.getsignal(number) is not None
-            ):  # or it is handled by what is not Python, as in a debugger
+            # None stands for a handler that is not Python's, as a debugger's: nothing could put it back
+            if signal.getsignal(number) is not None:
                 yield partial(signal.getsignal, number), partial(signal.signal, number)
 
 
@@ -111,9 +110,8 @@ def _flags_of_torch() -> Iterator[Setting]:
     getters = {name: getattr(core, name) for name in dir(core) if name.startswith("_get_")}
     for name, get in getters.items():
         kernel = re.fullmatch(r"_get_(\w+)_sdp_enabled", name)
-        put = getattr(
-            core, f"_set_sdp_use_{kernel[1]}" if kernel else name.replace("_get_", "_set_", 1), None
-        )
+        name_of_setter = f"_set_sdp_use_{kernel[1]}" if kernel else name.replace("_get_", "_set_", 1)
+        put = getattr(core, name_of_setter, None)
         if put is not None:
             yield from _readable(get, put)
     for place in PRECISIONS:
@@ -126,7 +124,8 @@ def _readable(get: Callable[[], Any], put: Callable[..., Any]) -> Iterator[Setti
     """Yield a setting if it can be read without an argument."""
 
     def read() -> Any:
-        with suppress(Exception):  # also where a script has mixed old names of a flag with new ones
+        # it raises if it takes arguments, or if a script has mixed old names of a flag with new ones
+        with suppress(Exception):
             return get()
         return None
 

@@ -1,4 +1,7 @@
-"""The smallest module that holds all that a step trains."""
+"""Find the model of a step: the smallest module that holds all that it trains.
+
+A recording shows which modules a script calls, and they may be parts of its model.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,11 @@ def common_module(
 ) -> nn.Module:
     """Return the smallest module alive that holds these modules and parameters; one that is made for them if
     there is none, as where an encoder and a decoder are called in turn.
+
+    Args:
+        modules: The modules.
+        parameters: The parameters.
+        names: What the script calls modules, by ``id``.
     """
     wanted = {id(unwrap(m)) for m in modules}
     tensors = {id(p) for p in parameters}
