@@ -49,8 +49,7 @@ class Recorder(DataflowRecorder):
 
     Args:
         steps: The script is ended when an optimizer is about to make its step of this number.
-        optimizer: Whose steps are counted, if not those of whichever comes to so many first: the number of an
-            optimizer from 2 on, in the order in which they step.
+        optimizer: Which optimizer that is: 1 for any, else its number in the order in which they step first.
     """
 
     def __init__(self, steps: int, optimizer: int = 1) -> None:
