@@ -1,8 +1,8 @@
 """The arguments and the results of recorded calls, taken apart into leaves and put together again.
 
-A recorded call must not hold the objects that it was called with: with another batch they are others. So
-its arguments are a list of leaves in which a ``Reference`` stands for each recorded value, and a form, by
-which the call is made again with other values in their place. Of results, only the places of values matter.
+A call is made again with other objects than those it was recorded with. So its arguments are kept as a list
+of leaves, in which a ``Reference`` stands for each recorded value, and a form that puts leaves together. Of
+its results, only the places of values matter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a batch begins among the calls that lead from a script's data to its loss.
 
 A script may read its batch out of a store of data, draw masks, stack and pad rows, and hand the result to
-its model. Only some of that can be done again with another batch: what is computed of the batch alone. So
-each call is asked whether it belongs to what makes a loss of a batch, or to what made the batch.
+its model. With another batch, only what is computed of the batch alone can be computed again. So each call is
+asked whether it belongs to what makes a loss of a batch, or to what made the batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``capture``: take the setup of a training that runs in a block of your code, as in a notebook.
 
 A script's process ends with it, but a notebook goes on. So everything that a training may change is kept as
-it was: what of it is alive (``_alive``), and what holds that, such as a trainer.
+it was: the objects that are alive (``_alive``), and what holds them, such as a trainer.
 """
 
 from __future__ import annotations

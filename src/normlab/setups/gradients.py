@@ -1,7 +1,7 @@
 """What a running script does to gradients by hand, as in ``p.grad *= 0.5``.
 
-Nothing calls anybody when it happens. So gradients are copied after every call that is known to change
-them, and compared with the copies before the next one: what has changed in between was changed by hand.
+No call could be patched to see that. So gradients are copied after every call that is known to change them,
+and compared with their copies before the next one: what has changed in between was changed by hand.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Record a script's first step, and let it go on for the batches of later ones.
+"""Record a script's first steps, and let it go on for the batches of later ones.
 
-Two steps are recorded whole, as by a ``Recorder``. Then the models and optimizers are what the second step
-finds, and this state is put back in the end. Until there are enough batches the script goes on: of each
-later step the batches are found by the flow of the first one, and everything else is let go.
+Two steps are recorded whole, as by a ``Recorder``. If more batches are wanted, the script then goes on: the
+flow of the first step tells which tensors of a later step are its batch, and everything else is dropped. At
+the end, models and optimizers are put back into the state that the second step found.
 """
 
 from __future__ import annotations

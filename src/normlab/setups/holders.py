@@ -1,8 +1,8 @@
-"""Find who holds a value, among all objects of a process.
+"""Find the objects of a process that hold a value.
 
 After a block of a notebook was recorded, numbers that were followed in it must become plain ones, and
-trainers must be what they were. No path leads from a block of code to everything that it has changed, so
-the garbage collector is asked, which knows of every container who refers to it.
+trainers must be what they were. No path leads from a block of code to everything that it has changed. So the
+garbage collector is asked, which knows what refers to what.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Find the flow in a recorded micro-batch: which model it trains, which tensors are its batch, what its
-loss is.
+"""Find the flow in a recorded micro-batch: the model that it trains, its batch and its loss.
 
-A recording knows numbers and calls alone. What of the tensors is the batch, and what are constants,
-parameters or other models, follows from how they are used.
+A recording only holds numbered values and calls. Which tensors are the batch, and which are constants,
+parameters or parts of another model, follows from how they are used.
 """
 
 from __future__ import annotations

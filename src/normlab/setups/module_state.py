@@ -1,9 +1,9 @@
 """Keep what modules hold beside the weights that an optimizer trains, so that a pass can be computed again.
 
-These are buffers, frozen tensors, and attributes that are plain numbers, truths or None. A script may
-change them between two steps, as one that balances its experts by hand does, and a module in each call, as
-a codebook of moving averages does. A recorded pass gives what it gave only from what it found. Of the
-weights that train, those that the script changes by hand are kept as well.
+These are buffers, frozen tensors, and attributes that are plain numbers, truths or None. A script may change
+them between two steps, as one that balances its experts by hand does, and a module may change them in each
+call, as a codebook of moving averages does. A recorded pass can only be repeated with the values that it
+found. Of the weights that train, those that the script changes by hand are kept as well.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Prove that a flow is what the script computed: on the recorded step, and on the batch of a later one.
+"""Prove that a flow computes what the script computed: on the recorded step, and on the batch of a later one.
 
-The first proof shows that nothing is missing (``Flow.prove``). It cannot show that nothing of the batch is
-taken for a constant, such as a length that the script computes in Python: with the same batch that is the
-same. So the flow is also run on the batch of a later step, if one was recorded, and must give the loss that
-the script had there (``LaterStep``).
+The first proof (``Flow.prove``) shows that nothing is missing. It cannot show that the flow takes nothing of
+the batch for a constant, such as a length that the script computes in Python: with the same batch, that is
+the same. So the flow is also run on the batch of a later step, if one was recorded, and must give the loss
+that the script had there (``LaterStep``).
 """
 
 from __future__ import annotations

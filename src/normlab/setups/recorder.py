@@ -1,12 +1,12 @@
 """Record the first steps of a script: what it computes, and how its loop makes a step of the gradients.
 
-``DataflowRecorder`` records what is computed. A ``Recorder`` divides that into micro-batches, and notes
-what the loop does in between. ``patches`` has functions of torch call it:
+``DataflowRecorder`` records what is computed. A ``Recorder`` divides that into micro-batches, and notes what
+the loop does in between. ``patches`` makes functions of torch call it:
 
-- A backward pass (``backward``, ``gradient``) ends a micro-batch: what was recorded since the one before is
-  its.
-- What changes gradients, and schedules, are noted as events. What the script does to gradients by hand calls
-  nobody: it is found by comparing them with copies, whenever something else happens.
+- A backward pass (``backward``, ``gradient``) ends a micro-batch, to which all calls since the previous pass
+  belong.
+- Clipping, unscaling and schedules are noted as events. What the script does to gradients by hand is found by
+  comparing them with copies, whenever something else happens.
 - An optimizer's step is noted and left out (``_step_or_end``), so the script goes on with the weights that it
   has. After enough steps the script is ended.
 """

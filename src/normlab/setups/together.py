@@ -1,6 +1,6 @@
 """Find the model of a step: the smallest module that holds all that it trains.
 
-A recording shows which modules a script calls, and they may be parts of its model.
+A recording shows which modules a script calls, and these may be parts of its model.
 """
 
 from __future__ import annotations

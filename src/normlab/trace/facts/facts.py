@@ -1,7 +1,7 @@
-"""The facts of one step: its tokens, targets, padding, documents, roles. Each is computed once, when it is
-asked for.
+"""The facts of one step: its tokens, targets, padding, documents, roles.
 
-A fact that nothing tells raises ``Unknown``, with the reason.
+Each is computed once, when it is asked for. One that cannot be read off the step raises ``Unknown``, with the
+reason.
 """
 
 from __future__ import annotations

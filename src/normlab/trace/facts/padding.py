@@ -1,7 +1,6 @@
 """Find which tokens, and which frames, only fill up rows; and give the same rows under other padding.
 
-A model must compute the same whatever the padding: a check compares it on a batch with that of
-``Padding.arranged``.
+A model must compute the same for any padding. ``Padding.arranged`` has what a check compares to see that.
 """
 
 from __future__ import annotations
