@@ -136,7 +136,7 @@ class DataflowRecorder(TorchFunctionMode):
 
         It is not recorded as a call. A tensor that it makes is data, unless it follows from its size.
         """
-        begun = self._begin(function, None, (), {}, torch_generators())
+        begun = self._begin(function, (), {}, torch_generators())
         result = function(*args, **kwargs)
         if isinstance(result, Tensor):
             holds_data = begun.drawn() or not holds_no_data(result, args, kwargs)
@@ -156,7 +156,7 @@ class DataflowRecorder(TorchFunctionMode):
         self.values.keep(announced)
         # functions of torch draw from its generators alone, or from one that they are given
         passed = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, torch.Generator)]
-        begun = self._begin(function, None, args, kwargs, [*torch_generators(), *passed], announced)
+        begun = self._begin(function, args, kwargs, [*torch_generators(), *passed], announced)
         result = function(*args, **kwargs)
         if parameter is not None and next(tensors_in(result), None) is None:
             return result  # such as its size, which is the model's and says nothing of the batch
@@ -184,7 +184,7 @@ class DataflowRecorder(TorchFunctionMode):
         if self.is_paused:
             return result
         with self.paused():
-            begun = self._begin(kind, None, (number,), {})
+            begun = self._begin(kind, (number,), {})
             self._record(begun, result)
             self._note_escape(begun, result)
         return result
@@ -195,7 +195,7 @@ class DataflowRecorder(TorchFunctionMode):
         if self.is_paused:
             return result
         with self.paused():
-            begun = self._begin(operation, None, numbers, {})
+            begun = self._begin(operation, numbers, {})
             result = self._followed(result)
             self._record(begun, result)
             self._note_escape(begun, result)
@@ -219,7 +219,7 @@ class DataflowRecorder(TorchFunctionMode):
                 self._generators[id(module)] = generators_in(module)
             generators = [*shared_generators(), *self._generators[id(module)]]
             self.before_call(module)
-            begun = self._begin(None, module, args, kwargs, generators)
+            begun = self._begin(module, args, kwargs, generators)
             result = original(module, *args, **kwargs)
             # what was there before the call may have been left by an earlier one
             left = {place: x for place, x in values_left_on(module).items() if self.values.known(x) is None}
@@ -248,7 +248,7 @@ class DataflowRecorder(TorchFunctionMode):
         if self.is_paused:
             return original(*args, **kwargs)
         with self.paused():
-            begun = self._begin(original, None, args, kwargs, shared_generators())
+            begun = self._begin(original, args, kwargs, shared_generators())
             result = original(*args, **kwargs)
             self._record(begun, result)
         return result
@@ -257,23 +257,32 @@ class DataflowRecorder(TorchFunctionMode):
 
     def _begin(
         self,
-        function: Callable[..., Any] | None,
-        module: nn.Module | None,
+        called: Callable[..., Any] | nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         generators: Iterable[Any] = (),
         announced: Sequence[Tensor] = (),
     ) -> _BegunCall:
+        """Note all that must be known of a call before it runs.
+
+        Args:
+            called: The function, or the module.
+            args: Its arguments.
+            kwargs: Its keywords.
+            generators: The generators of random numbers that it may draw from.
+            announced: The tensors that it writes to by its name.
+        """
         arguments = self.values.referring(args, kwargs)
         tensors = [x for x in self.values.given(arguments) if isinstance(x, Tensor)]
+        is_module = isinstance(called, nn.Module)
         return _BegunCall(
-            function,
-            module,
-            arguments,
-            Surroundings.now(self._devices),
-            [(generator, state_of(generator)) for generator in generators],
-            [(x, times_written(x)) for x in tensors],
-            announced,
+            function=None if is_module else called,
+            module=called if is_module else None,
+            arguments=arguments,
+            surroundings=Surroundings.now(self._devices),
+            generators=[(generator, state_of(generator)) for generator in generators],
+            tensors=[(x, times_written(x)) for x in tensors],
+            announced=announced,
         )
 
     def _record(self, begun: _BegunCall, result: Any, left: Mapping[Place, Tensor] | None = None) -> None:

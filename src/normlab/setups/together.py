@@ -53,8 +53,9 @@ def _joined(
     together, used = Together(), Counter[str]()
     # a name may be that of one of Module's own attributes, as "train" is
     names = {key: name for key, name in names.items() if not hasattr(together, name)}
-    outermost = [m for m in dict.fromkeys(modules) if not any(m is not o and _holds(o, m) for o in modules)]
-    for module in outermost:
+    for module in dict.fromkeys(modules):
+        if any(_holds(other, module) for other in modules if other is not module):
+            continue
         name = names.get(id(module)) or names.get(id(unwrap(module))) or type(module).__name__.lower()
         used[name] += 1
         together.add_module(name if used[name] == 1 else f"{name}_{used[name]}", unwrap(module))

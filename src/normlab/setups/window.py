@@ -280,7 +280,10 @@ class WindowStep:
         for operation in self._operations_after_gradients:
             if operation.kind == "step" and operation.optimizer is not None:
                 stepped = optimizers[operation.optimizer]
-                stepped.step(closure) if needs_closure(stepped) else stepped.step()
+                if needs_closure(stepped):
+                    stepped.step(closure)
+                else:
+                    stepped.step()
             elif operation.kind == "schedule":
                 if scheduler is not None and not has_scheduled_all:
                     scheduler.step()
