@@ -58,7 +58,7 @@ OTHERS_CODE = {
     "setups/hub.py": "the network, the Hub or the disk may raise anything; the cache is asked then",
     "setups/process.py": "settings of torch that another version may refuse to read or to write",
     **dict.fromkeys(
-        [f"setups/{name}.py" for name in ("flow", "shown", "torch_functions")],
+        [f"setups/{name}.py" for name in ("flow", "micro_batch_flow", "torch_functions")],
         "calls a function of the script's again, with other values",
     ),
     "parallel/process.py": "runs the user's own script; what it raises is written for the parent process",

@@ -183,7 +183,7 @@ OF_TRACE = (
     Mutation(
         "weights without their label smoothing",
         "trace/facts/targets.py",
-        {"    weight = weight + uniform * classes\n": ""},
+        {"fit.on_target + fit.uniform * classes": "fit.on_target"},
         own=("tests/trace/test_facts.py::test_targets_are_read_off_the_gradient",),
     ),
     Mutation(

@@ -39,4 +39,4 @@ class Mistake:
 def mistakes() -> list[Mistake]:
     """All mistakes."""
     content = tomllib.loads((SCRIPTS / "planted.toml").read_text(encoding="utf-8"))
-    return [Mistake(**one) for one in content["mistake"]]
+    return [Mistake(**mistake) for mistake in content["mistake"]]

@@ -25,7 +25,7 @@ def test_json_follows_the_contract(tmp_path, capsys, monkeypatch):
     document = json.loads(capsys.readouterr().out)
     jsonschema.validate(document, SCHEMA)
     assert (ended.value.code, document["exit_code"]) == (3, 3)
-    assert [one["property"] for one in document["failed"]] == ["ranks_data"]
+    assert [failure["property"] for failure in document["failed"]] == ["ranks_data"]
     assert set(document["statements"]) == {*document["held"], "ranks_data"}
     assert document["failed"][0]["evidence"] in (tmp_path / "ranks.html").read_text(encoding="utf-8")
 

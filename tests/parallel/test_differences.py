@@ -31,14 +31,14 @@ def test_what_rounding_leaves_is_no_difference(dtype):
 
 def test_a_gradient_that_is_zero_but_for_rounding_may_be_any_small_number():
     expected = {**gradients(), "c": torch.full((4,), 1e-17, dtype=torch.float64)}
-    found = {**expected, "c": -3 * expected["c"]}
-    assert first_difference(found, expected) is None
+    actual = {**expected, "c": -3 * expected["c"]}
+    assert first_difference(actual, expected) is None
 
 
 def test_the_first_one_that_differs_is_named_with_its_factor():
     expected = gradients()
-    found = {"a": expected["a"], "b": expected["b"] / 4}
-    difference = first_difference(found, expected)
+    actual = {"a": expected["a"], "b": expected["b"] / 4}
+    difference = first_difference(actual, expected)
     assert difference.name == "b"
     assert difference.factor == pytest.approx(0.25)
     assert difference.beside("the other") == "1/4 times the other"
@@ -46,11 +46,11 @@ def test_the_first_one_that_differs_is_named_with_its_factor():
 
 def test_a_difference_that_is_no_factor_has_its_share():
     expected = gradients()
-    found = {**expected, "a": expected["a"].roll(1)}
-    difference = first_difference(found, expected)
+    actual = {**expected, "a": expected["a"].roll(1)}
+    difference = first_difference(actual, expected)
     assert difference.factor is None
     assert difference.share == pytest.approx(
-        float((found["a"] - expected["a"]).norm() / expected["a"].norm())
+        float((actual["a"] - expected["a"]).norm() / expected["a"].norm())
     )
 
 

@@ -27,9 +27,9 @@ open(f"{os.path.dirname(__file__)}/{rank}.pid", "w").write(str(os.getpid()))
 """What leaves the number of its process beside the script."""
 
 
-def write(folder: Path, rest: str) -> str:
+def write(folder: Path, code: str) -> str:
     path = folder / "train.py"
-    path.write_text(BEGINS + rest, encoding="utf-8")
+    path.write_text(BEGINS + code, encoding="utf-8")
     return str(path)
 
 

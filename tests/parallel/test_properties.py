@@ -18,7 +18,7 @@ from parallel.made import comparison, rank, step, tensors
 def failures(compared):
     """The property and the place of each failure, causes before what they explain."""
     report = report_of(compared)
-    return [(v.property, v.module) for one in report.failures for v in (one, *one.follows)]
+    return [(v.property, v.module) for failure in report.failures for v in (failure, *failure.follows)]
 
 
 def scaled(named, factor):
@@ -73,9 +73,9 @@ def test_a_tie_that_is_lost_explains_the_rest():
     lost = {**tensors(0), "head": tensors(0)["words"]}
     gradients = {**tensors(1), "words": tensors(1)["words"] / 3}
     torn = step(ties={}, before=lost, backward=gradients, at_step=gradients)
-    found = failures(comparison(*(rank(i, step=torn) for i in range(2))))
-    assert found[0] == ("ranks_ties", "head")
-    assert ("ranks_gradients", "words") in found
+    failed = failures(comparison(*(rank(i, step=torn) for i in range(2))))
+    assert failed[0] == ("ranks_ties", "head")
+    assert ("ranks_gradients", "words") in failed
     assert len(report_of(comparison(*(rank(i, step=torn) for i in range(2)))).failures) == 1
 
 
@@ -110,8 +110,8 @@ def test_a_clip_that_is_another_one_is_named_and_explains_the_update():
 
 
 def test_a_norm_of_one_rank_is_named_even_where_nothing_was_clipped():
-    found = failures(comparison(rank(0), rank(1, step=step(norms=(1.4,)))))
-    assert found == [("ranks_clipping", "step")]
+    failed = failures(comparison(rank(0), rank(1, step=step(norms=(1.4,)))))
+    assert failed == [("ranks_clipping", "step")]
 
 
 def test_an_update_that_is_another_one_is_named():
@@ -142,7 +142,7 @@ def test_an_allowed_failure_hides_nothing():
     wrong = step(backward=scaled(tensors(1), 2), after=scaled(tensors(1), 3))
     ranks = [rank(i, step=wrong) for i in range(2)]
     report = report_of(comparison(*ranks), allowed=("ranks_gradients",))
-    assert [one.property for one in report.failures] == ["ranks_gradients", "ranks_update"]
+    assert [failure.property for failure in report.failures] == ["ranks_gradients", "ranks_update"]
     assert report.verdict == "fails"
 
 

@@ -25,7 +25,7 @@ def check_is_clean(kind):
 
 def check_is_named(mistake, folder):
     report = check_ranks(str(mistake.plant(folder)), ranks=2, budget_s=BUDGET_S)
-    named = {(one.property, one.module): one.evidence for one in report.failures}
+    named = {(failure.property, failure.module): failure.evidence for failure in report.failures}
     assert (mistake.property, mistake.at) in named
     assert mistake.factor in named[mistake.property, mistake.at]
     assert report.verdict == "fails"

@@ -27,10 +27,10 @@ class Model(nn.Module):
 def test_a_module_of_torch_is_shown_where_the_one_around_it_is_defined(monkeypatch):
     folder = Path(__file__).resolve().parent
     monkeypatch.chdir(folder)
-    found = sources(Setup(Model(), None), ["blocks.0.up", "blocks.0", "", "blocks.7.gone"])
+    places = sources(Setup(Model(), None), ["blocks.0.up", "blocks.0", "", "blocks.7.gone"])
     lines = {kind: inspect.getsourcelines(kind)[1] for kind in (Block, Model)}
-    assert found["blocks.0.up"] == found["blocks.0"] == {"file": Path(__file__).name, "line": lines[Block]}
-    assert found[""] == found["blocks.7.gone"] == {"file": Path(__file__).name, "line": lines[Model]}
+    assert places["blocks.0.up"] == places["blocks.0"] == {"file": Path(__file__).name, "line": lines[Block]}
+    assert places[""] == places["blocks.7.gone"] == {"file": Path(__file__).name, "line": lines[Model]}
 
 
 def test_a_model_from_elsewhere_is_shown_as_a_file_of_its_package(tmp_path, monkeypatch):
@@ -46,10 +46,10 @@ def own_loss(model, batch):
 
 def test_a_function_of_the_setup_is_shown_where_it_is_defined(monkeypatch):
     monkeypatch.chdir(Path(__file__).resolve().parent)
-    found = sources(Setup(Model(), None, own_loss), ["loss", "blocks.0.up.weight", "step"])
-    assert found["loss"] == {"file": Path(__file__).name, "line": inspect.getsourcelines(own_loss)[1]}
-    assert found["blocks.0.up.weight"]["line"] == inspect.getsourcelines(Block)[1]
-    assert found["step"]["line"] == inspect.getsourcelines(Model)[1]
+    places = sources(Setup(Model(), None, own_loss), ["loss", "blocks.0.up.weight", "step"])
+    assert places["loss"] == {"file": Path(__file__).name, "line": inspect.getsourcelines(own_loss)[1]}
+    assert places["blocks.0.up.weight"]["line"] == inspect.getsourcelines(Block)[1]
+    assert places["step"]["line"] == inspect.getsourcelines(Model)[1]
 
 
 SCRIPT = """import torch
@@ -78,9 +78,9 @@ def test_a_class_of_a_script_is_shown_though_the_script_has_ended(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     with setup_from_script("train.py") as named:
-        found = sources(named.setup, ["up.weight", "optimizer"])
-    assert found["up.weight"] == {"file": "train.py", "line": 5}
-    assert found["optimizer"] == {"file": "train.py", "line": 5, "is_stand_in": True}
+        places = sources(named.setup, ["up.weight", "optimizer"])
+    assert places["up.weight"] == {"file": "train.py", "line": 5}
+    assert places["optimizer"] == {"file": "train.py", "line": 5, "is_stand_in": True}
 
 
 def test_code_outside_of_the_current_folder_is_shown_by_its_whole_path(tmp_path, monkeypatch):
@@ -88,5 +88,5 @@ def test_code_outside_of_the_current_folder_is_shown_by_its_whole_path(tmp_path,
     monkeypatch.chdir(tmp_path / "elsewhere")
     (tmp_path / "train.py").write_text(SCRIPT)
     with setup_from_script("../train.py") as named:
-        found = sources(named.setup, ["up.weight"])
-    assert found["up.weight"] == {"file": (tmp_path / "train.py").as_posix(), "line": 5}
+        places = sources(named.setup, ["up.weight"])
+    assert places["up.weight"] == {"file": (tmp_path / "train.py").as_posix(), "line": 5}

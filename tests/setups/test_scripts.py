@@ -70,12 +70,12 @@ def test_the_loss_has_the_gradients_of_the_script_alone(script):
 def test_the_first_call_that_cannot_be_repeated_is_named(script):
     try:
         with recorded_script(script) as named:
-            said = " ".join(named.setup.cannot.values())
+            reasons = " ".join(named.setup.cannot.values())
     except UserError as error:
-        said = str(error)
-    assert re.search(rf"\b{script.function}\b", said), said
+        reasons = str(error)
+    assert re.search(rf"\b{script.function}\b", reasons), reasons
     if script.code:
-        assert f"{script.name}.py:{script.line}" in said
+        assert f"{script.name}.py:{script.line}" in reasons
 
 
 @pytest.mark.slow

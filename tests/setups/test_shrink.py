@@ -212,13 +212,13 @@ def test_parameters_beyond_what_is_built_follow_from_its_numbers(monkeypatch):
     content = {**json.loads((PUBLISHED / "mixtral-8x7b" / "config.json").read_text())}
     width, inner, vocabulary = content["hidden_size"], content["intermediate_size"], content["vocab_size"]
     content |= {"num_hidden_layers": 10**8, "num_local_experts": 10**6}
-    less, asked = within_reason(content)
+    within, asked = within_reason(content)
     assert asked == {Kind.LAYERS: 10**8, Kind.EXPERTS: 10**6}
     attention = 2 * width**2 + 2 * width * width // 4
     layer = attention + 10**6 * (3 * width * inner + width) + 2 * width
-    whole = 2 * width * vocabulary + 10**8 * layer + width
-    config = tf.MixtralConfig.from_dict(less)
-    assert math.isclose(count_parameters(build, config, asked), whole, rel_tol=1e-9)
+    parameters = 2 * width * vocabulary + 10**8 * layer + width
+    config = tf.MixtralConfig.from_dict(within)
+    assert math.isclose(count_parameters(build, config, asked), parameters, rel_tol=1e-9)
 
 
 @pytest.mark.slow
@@ -233,11 +233,11 @@ def test_absurd_numbers_build_nothing_huge(tmp_path):
 
 def test_a_small_model_is_shrunk_if_that_is_asked_for(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "hidden_size": 256, "intermediate_size": 512}))
-    whole = setup_from_configuration(tmp_path, seed=1)
-    less = setup_from_configuration(tmp_path, seed=1, shrink=True)
-    assert "shrunk" not in whole.facts
-    assert whole.setup.model.config.hidden_size == 256
-    assert less.setup.model.config.hidden_size == 64
+    original = setup_from_configuration(tmp_path, seed=1)
+    smaller = setup_from_configuration(tmp_path, seed=1, shrink=True)
+    assert "shrunk" not in original.facts
+    assert original.setup.model.config.hidden_size == 256
+    assert smaller.setup.model.config.hidden_size == 64
 
 
 # ----------------------------------------------------------------------------------------- what is in the way

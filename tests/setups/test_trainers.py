@@ -52,7 +52,7 @@ def test_a_trainer_trains_afterwards_as_it_would_have(tmp_path, monkeypatch):
 
 def test_a_trainer_is_tried_and_diagnosed(trainer, tmp_path):
     trials = normlab.trial(trainer, steps=16, rates=(1e-3,), budget_s=60)
-    assert [one.rate for one in trials.rates] == [1e-3]
+    assert [trial.rate for trial in trials.rates] == [1e-3]
     assert normlab.diagnose(trainer, preset="cheap").model == "LlamaForCausalLM"
     assert not hashes(tmp_path)
 

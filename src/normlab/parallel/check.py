@@ -1,4 +1,8 @@
-"""``check --ranks``: run a script's first step on several ranks and in one process, and compare."""
+"""``check --ranks``: run a script's first step on several ranks and in one process, and compare.
+
+Begin here: ``check_ranks`` has ``launch`` run the script as three kinds of ``Job``, reads what each left
+behind into a ``Comparison``, and judges that by the functions of ``properties``.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +67,13 @@ def check_ranks(
         except RanksError as error:
             if not error.raised:
                 raise
-            _clear(Path(folder))
+            _remove_files_in(Path(folder))
             comparison = _compared(replace(job, is_double=False), ends, show)
             why_single = f"{comparison.serial.dtype}, as the script does not run in float64 ({error})"
     return report_of(comparison, why_single, tuple(allow))
 
 
-def _clear(folder: Path) -> None:
+def _remove_files_in(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
 
@@ -78,9 +82,10 @@ def _compared(job: Job, ends: float, show: Progress) -> Comparison:
     """Run a script on its ranks and in one process, and return what they did."""
     run(job, ends - time.monotonic(), show)
     (_, ranks), (_, serial), (_, again) = stages_of(job)
-    steps = [RankStep.of(require_result(each)) for each in ranks]
-    alone = SerialStep.of(require_result(*serial))
-    return Comparison(steps, alone, None if alone.cannot else Step(**require_result(*again)))
+    rank_steps = [RankStep.of(require_result(rank)) for rank in ranks]
+    serial_step = SerialStep.of(require_result(*serial))
+    step_again = None if serial_step.cannot else Step(**require_result(*again))
+    return Comparison(rank_steps, serial_step, step_again)
 
 
 def report_of(comparison: Comparison, why_single: str = "", allowed: tuple[str, ...] = ()) -> Report:
@@ -90,20 +95,21 @@ def report_of(comparison: Comparison, why_single: str = "", allowed: tuple[str, 
     untestable: dict[str, str] = {}
     unjudged: list[str] = []
     seconds: dict[str, float] = {}
-    for one in PROPERTIES.values():
+    for name, property_ in PROPERTIES.items():
         start = time.monotonic()
         try:
-            found = [replace(violation, property=one.name) for violation in one.test(comparison)]
+            violations = [replace(violation, property=name) for violation in property_.test(comparison)]
         except Unknown as unknown:
-            untestable[one.name] = str(unknown)
-            if comparison.serial.cannot == str(unknown) or any(r.unseen for r in comparison.ranks):
-                unjudged.append(one.name)
+            untestable[name] = str(unknown)
+            is_unseen = any(rank.unseen for rank in comparison.ranks)
+            if is_unseen or str(unknown) == comparison.serial.cannot:
+                unjudged.append(name)
             continue
         finally:
-            seconds[one.name] = time.monotonic() - start
-        failures += found
-        if not found:
-            holds.append(one.name)
+            seconds[name] = time.monotonic() - start
+        failures += violations
+        if not violations:
+            holds.append(name)
     serial = comparison.serial
     kinds = dict.fromkeys(kind for rank in comparison.ranks for kind in rank.kinds)
     facts = {

@@ -15,7 +15,9 @@ class Comparison:
     """What properties of ranks are judged by."""
 
     ranks: Sequence[RankStep]
+    """What each rank did, in their order."""
     serial: SerialStep
+    """What the loss of the union of all batches gives in one process."""
     again: Step | None
     """What one process makes of the gradients of the union; None if there are none."""
 
@@ -35,11 +37,11 @@ class Comparison:
     def batch_mates(self, rank: int) -> set[int]:
         """Return the ranks that compute one batch with this one, by plans for tensors and for context."""
         groups = [set(group) for each in self.ranks for group in (*each.tensors, *each.contexts)]
-        mates, grew = {rank}, True
-        while grew:
-            joined = mates.union(*(group for group in groups if not group.isdisjoint(mates)))
-            grew = joined != mates
-            mates = joined
+        # a mate by tensors may have mates by context, so groups are joined until none adds a rank
+        mates, earlier = {rank}, set[int]()
+        while mates != earlier:
+            earlier = mates
+            mates = mates.union(*(group for group in groups if not group.isdisjoint(mates)))
         return mates
 
     def share_sequences(self, rank: RankStep, other: RankStep) -> bool:

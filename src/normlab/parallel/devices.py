@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 CUDA: Final = "cuda"
 KEPT: Final = ("cuda", "pin_memory")
-"""Methods that move a tensor to where it is already."""
+"""Methods that would move a tensor to a CUDA device; they leave it where it is."""
 LEFT_OUT: Final = ("set_device", "synchronize")
 """Functions of ``torch.cuda`` that raise where there is no such device, and return nothing."""
 
@@ -27,8 +27,8 @@ class OnTheCpu(TorchFunctionMode):
     ) -> Any:
         if getattr(func, "__name__", "") in KEPT and args and isinstance(args[0], Tensor):
             return args[0]
-        given = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
-        return func(*map(on_cpu, args), **given)
+        keywords = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
+        return func(*map(on_cpu, args), **keywords)
 
 
 def on_cpu(value: Any) -> Any:

@@ -15,7 +15,7 @@ from normlab.parallel.job import Named
 from normlab.setups.gradients import ROUNDINGS
 
 LARGEST_PART: Final = 64
-"""Factors that are told as fractions have no larger numerator or denominator."""
+"""A factor is written as a fraction if its numerator and its denominator are no larger."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Difference:
         return f"off by {self.share:.1%} of the norm of {expected}"
 
 
-def differences(found: Named, expected: Named) -> Iterator[Difference]:
+def differences(actual: Named, expected: Named) -> Iterator[Difference]:
     """Yield the parameters of two processes that differ by more than rounding, in their order.
 
     Half of the digits of their type must agree. What is small beside all of them, as a gradient that is zero
@@ -49,20 +49,25 @@ def differences(found: Named, expected: Named) -> Iterator[Difference]:
     """
     largest = max((float(x.double().norm()) for x in expected.values()), default=0.0)
     for name, x in expected.items():
-        there = found.get(name)
-        wide = x.double()
-        if there is None:
-            if float(wide.norm()) > rounding_of(x) * largest:
-                yield Difference(name, 1.0, None, missing=True)
-            continue
-        if there.shape != x.shape:
-            yield Difference(name, math.inf, None)
-            continue
-        apart = float((there.double() - wide).norm())
-        eps = torch.finfo(x.dtype).eps
-        if not apart <= math.sqrt(eps) * float(wide.norm()) + rounding_of(x) * largest:
-            norm = float(wide.norm())
-            yield Difference(name, apart / norm if norm else math.inf, _factor(there.double(), wide, eps))
+        difference = _difference(name, actual.get(name), x, largest)
+        if difference is not None:
+            yield difference
+
+
+def _difference(name: str, actual: Tensor | None, expected: Tensor, largest: float) -> Difference | None:
+    """Return how a tensor differs from the expected one; ``largest`` is the largest norm of all of these."""
+    wide = expected.double()
+    norm = float(wide.norm())
+    left_of_zero = rounding_of(expected) * largest
+    if actual is None:
+        return Difference(name, 1.0, None, missing=True) if norm > left_of_zero else None
+    if actual.shape != expected.shape:
+        return Difference(name, math.inf, None)
+    eps = torch.finfo(expected.dtype).eps
+    apart = float((actual.double() - wide).norm())
+    if apart <= math.sqrt(eps) * norm + left_of_zero:  # which no NaN is
+        return None
+    return Difference(name, apart / norm if norm else math.inf, _factor(actual.double(), wide, eps))
 
 
 def where_known(updates: Named, gradients: Named) -> Named:
@@ -87,18 +92,21 @@ def rounding_of(x: Tensor) -> float:
     return ROUNDINGS * torch.finfo(x.dtype).eps
 
 
-def first_difference(found: Named, expected: Named) -> Difference | None:
-    """Return the first of the parameters that differ."""
-    return next(differences(found, expected), None)
+def first_difference(actual: Named, expected: Named) -> Difference | None:
+    """Return the first of the parameters that differ; None if none does."""
+    return next(differences(actual, expected), None)
 
 
-def common_factor(found: Named, expected: Named) -> float | None:
-    """Return the factor of all parameters that differ, if it is one."""
-    factors = [difference.factor for difference in differences(found, expected)]
-    if not factors or any(k is None for k in factors):
-        return None
-    first = factors[0]
-    return first if all(math.isclose(k or 0.0, first or 0.0, rel_tol=1e-3) for k in factors) else None
+def common_factor(actual: Named, expected: Named) -> float | None:
+    """Return the factor of all parameters that differ; None if they have several, or none does."""
+    common: float | None = None
+    for difference in differences(actual, expected):
+        factor = difference.factor
+        if common is None:
+            common = factor
+        if factor is None or common is None or not math.isclose(factor, common, rel_tol=1e-3):
+            return None
+    return common
 
 
 def norm_of(tensors: Mapping[str, Tensor]) -> float:

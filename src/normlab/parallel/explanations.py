@@ -17,8 +17,8 @@ FILE: Final = "properties.toml"
 def ranks_explanations() -> dict[str, Explanation]:
     """The explanations of the properties of ranks by name, causes before consequences."""
     content = tomllib.loads(files("normlab.parallel").joinpath(FILE).read_text(encoding="utf-8"))
-    explained: dict[str, Explanation] = {}
-    for name, one in PROPERTIES.items():
+    explanations: dict[str, Explanation] = {}
+    for name, property_ in PROPERTIES.items():
         parts = {part: text.strip() for part, text in content[name].items()}
-        explained[name] = Explanation(name, one.statement, **parts)
-    return explained
+        explanations[name] = Explanation(name, property_.statement, **parts)
+    return explanations

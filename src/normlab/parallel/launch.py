@@ -24,9 +24,9 @@ from normlab.errors import UserError
 from normlab.parallel.job import Job
 
 POLL_S: Final = 0.05
-"""How often it is looked whether a process has ended."""
+"""Seconds between two looks at whether a process has ended."""
 GRACE_S: Final = 2.0
-"""How long others may take to say why they ended once one process has failed."""
+"""Seconds that others may take to say why they ended once one process has failed."""
 LAST_LINES: Final = 3
 """So many last lines of a rank's output are shown if it does not end well."""
 FAILURE: Final = "failure.json"
@@ -96,8 +96,13 @@ def _follow(lines: IO[bytes] | None, stages: int, show: Callable[[str, int, int]
 
 
 def run_stages(job: Job, ends: float, do: Callable[[Job], int]) -> None:
-    """Run all stages, each job in a process of its own that calls ``do`` and exits with what that returns if
-    it left no result.
+    """Run all stages, each job in a process of its own.
+
+    Args:
+        job: What to run.
+        ends: When all must have ended, by ``time.monotonic()``.
+        do: What each process calls with its job. If that leaves no result, the process exits with what it
+            returns.
 
     Raises RanksError if one of them does not end well.
     """
@@ -131,7 +136,8 @@ def _forked(job: Job, port: int, do: Callable[[Job], int]) -> int:
             "MASTER_PORT": str(port),
         }
         output = os.open(job.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        for source, stream in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, stream in ((nothing, 0), (output, 1), (output, 2)):  # of input, output and errors
             os.dup2(source, stream)
         code = do(job)
         sys.stdout.flush()
@@ -161,7 +167,9 @@ def _wait(running: dict[int, Job], ends: float) -> dict[str, int]:
             failed_at = min(failed_at, now)
         if now > ends or now > failed_at + GRACE_S:
             break
-        if select.select([0], [], [], 0)[0]:  # the other end of the pipe is closed: who asked is gone
+        # nothing is ever written to this pipe: it is readable if its other end is closed, as who asked is
+        # gone
+        if select.select([0], [], [], 0)[0]:
             os.killpg(os.getpgid(0), signal.SIGKILL)
         time.sleep(POLL_S)
     return codes
@@ -179,10 +187,10 @@ def _failure(jobs: Sequence[Job], codes: Sequence[int | None]) -> RanksError:
     for job, code in zip(jobs, codes, strict=True):
         if code is not None and code < 0:  # whatever others say then, they miss this one
             return RanksError(f"{_who(job)} was ended by signal {-code}{_last_lines(job)}", raised=False)
-    said = [job for job in jobs if job.error.is_file()]
-    if said:
+    with_sentence = [job for job in jobs if job.error.is_file()]
+    if with_sentence:
         # of several the first: the others may only miss it
-        first = min(said, key=lambda job: job.error.stat().st_mtime_ns)
+        first = min(with_sentence, key=lambda job: job.error.stat().st_mtime_ns)
         return RanksError(f"{_who(first)}: {first.error.read_text(encoding='utf-8').strip()}", raised=True)
     for job, code in zip(jobs, codes, strict=True):
         if code:

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from normlab.parallel.job import Named, Step
 from normlab.setups.flow import Flow, NotRepeatableError
-from normlab.setups.gradients import parameters_of
+from normlab.setups.micro_batch_flow import flow_of
+from normlab.setups.optimizers import parameters_of
 from normlab.setups.recorder import Recorder
 from normlab.setups.recording import Event, MicroBatch
-from normlab.setups.shown import flow_of
 from normlab.setups.together import common_module
 
 
@@ -47,7 +47,8 @@ class NotWatched:
 class StepObserver(Recorder):
     """Records the data of a script as a ``Recorder`` does, but makes its first step, and then ends it.
 
-    ``after_pass`` is called after each backward pass, with the number of passes so far.
+    Args:
+        after_pass: Called after each backward pass, with the observer and the number of passes so far.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class StepObserver(Recorder):
         self._at_backward: dict[int, Tensor] = {}
         """By ``id`` of the parameter, its gradient when the latest backward pass ended, as it is held."""
         self.norms: list[float] = []
+        """What ``clip_grad_norm_`` took for the norm of all gradients, in each of its calls."""
         self.step: Step | None = None
+        """The step, once it is made."""
 
     def backward(self, original: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass; after a step, end the script in place of it."""

@@ -69,8 +69,8 @@ def drop_nothing() -> None:
 
     @wraps(attend)
     def attended(*args: Any, **kwargs: Any) -> Tensor:
-        given = dict(zip(OF_ATTENTION, args, strict=False)) | kwargs
-        return attend(**{**given, "dropout_p": 0.0})
+        arguments = dict(zip(OF_ATTENTION, args, strict=False)) | kwargs
+        return attend(**{**arguments, "dropout_p": 0.0})
 
     F.scaled_dot_product_attention = attended
 
@@ -118,10 +118,10 @@ class Plans:
             make(wrapper, *args, **kwargs)
 
         ddp.__init__ = init  # type: ignore[method-assign]
-        for plan, noted in zip(
-            _plans(), (self._sharding, self._parallelizing, self._in_context), strict=True
-        ):
-            _replace(plan, noted(plan))
+        shard, parallelize, context = _plans()
+        _replace(shard, self._sharding(shard))
+        _replace(parallelize, self._parallelizing(parallelize))
+        _replace(context, self._in_context(context))
 
     def _sharding(self, shard: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(shard)
@@ -157,10 +157,9 @@ class Plans:
                     self._shared.append(x)
                 length = buffers[0].shape[dims[0]] if buffers else 0
                 places = torch.arange(length)  # shared out as the script's own buffers are
+                plan = context(mesh, buffers=[*buffers, places], buffer_seq_dims=[*dims, 0], **kwargs)
                 stack = ExitStack()
-                stack.enter_context(
-                    context(mesh, buffers=[*buffers, places], buffer_seq_dims=[*dims, 0], **kwargs)
-                )
+                stack.enter_context(plan)
                 stack.enter_context(attention_over(mesh, places))
             try:
                 yield
@@ -213,12 +212,12 @@ def attention_over(mesh: DeviceMesh, places: Tensor) -> Iterator[None]:
     ring, attend = F.scaled_dot_product_attention, attention_kernel()
 
     def attended(*args: Any, **kwargs: Any) -> Tensor:
-        given = dict(zip(OF_ATTENTION, args, strict=False)) | kwargs
-        given["key"] = Gathered.apply(given["key"], -2, mesh)
-        given["value"] = Gathered.apply(given["value"], -2, mesh)
-        if given.get("is_causal") and len(places):
-            given |= {"is_causal": False, "attn_mask": places[:, None] >= all_places}
-        return attend(**given)
+        arguments = dict(zip(OF_ATTENTION, args, strict=False)) | kwargs
+        arguments["key"] = Gathered.apply(arguments["key"], -2, mesh)
+        arguments["value"] = Gathered.apply(arguments["value"], -2, mesh)
+        if arguments.get("is_causal") and len(places):
+            arguments |= {"is_causal": False, "attn_mask": places[:, None] >= all_places}
+        return attend(**arguments)
 
     F.scaled_dot_product_attention = attended
     try:
@@ -241,15 +240,16 @@ def leave_plans_out(recorder: Recorder) -> None:
         def context_parallel(mesh: Any, *, buffers: Sequence[Tensor] = (), **kwargs: Any) -> Iterator[None]:
             with recorder.paused(), torch.no_grad():
                 for x in buffers:
-                    x.copy_(
-                        x.clone()
-                    )  # so that the batch begins with them, as on ranks, where they are written to
+                    # on ranks they are written to, and the batch begins with what they hold then
+                    x.copy_(x.clone())
             yield
 
         return context_parallel
 
-    for plan, left_out in zip(_plans(), (_not_sharding, _not_parallelizing, not_in_context), strict=True):
-        _replace(plan, left_out(plan))
+    shard, parallelize, context = _plans()
+    _replace(shard, _not_sharding(shard))
+    _replace(parallelize, _not_parallelizing(parallelize))
+    _replace(context, not_in_context(context))
     for name in OF_DTENSORS:  # what a plan would have shared out is whole, and the part of this process
         setattr(Tensor, name, _itself)
 
@@ -290,8 +290,8 @@ def _not_parallelizing(parallelize: Callable[..., Any]) -> Callable[..., Any]:
     return wraps(parallelize)(lambda module, *args, **kwargs: module)
 
 
-def _plans() -> tuple[Callable[..., Any], ...]:
-    """Return the functions by which a script shares out a model or a sequence."""
+def _plans() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """Return the functions by which a script shares out weights, the tensors of layers, and a sequence."""
     return (
         torch.distributed.fsdp.fully_shard,
         torch.distributed.tensor.parallel.parallelize_module,

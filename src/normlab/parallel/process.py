@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ import torch
 from normlab.errors import UserError
 from normlab.parallel import plans
 from normlab.parallel.devices import OnTheCpu, leave_cuda_out
-from normlab.parallel.job import Job, SerialStep, load, save
+from normlab.parallel.job import Job, Role, SerialStep, load, save
 from normlab.parallel.observed import StepObserver
 from normlab.parallel.roles import injected, observed_again, observed_rank, serial_step
 from normlab.setups.ending import EnoughSeen
@@ -52,25 +53,44 @@ def _done(job: Job) -> dict[str, Any]:
     plans.drop_nothing()
     if job.is_double:
         torch.set_default_dtype(torch.float64)
-    if job.role == "again" and SerialStep.of(load(Path(job.folder) / "serial.pt")).cannot:
-        return {}  # there are no gradients to go on from
-    script = Script(job.script, job.arguments, job.is_module)
-    if job.role == "serial":
-        harvester = Harvester()
-        plans.leave_plans_out(harvester)
-        with script.surroundings():
-            _run(job, script, harvester)
-            return serial_step(job, harvester)
-    observer = StepObserver(injected(job)) if job.role == "again" else StepObserver()
+    return ROLES[job.role](job, Script(job.script, job.arguments, job.is_module))
+
+
+def _as_rank(job: Job, script: Script) -> dict[str, Any]:
+    observer = StepObserver()
     plans.note_norms(observer)
-    noted = plans.Plans(observer, keep_precision=not job.is_double)
-    if job.role == "again":
-        plans.leave_plans_out(observer)
-    else:
-        noted.watch()
+    plans_made = plans.Plans(observer, keep_precision=not job.is_double)
+    plans_made.watch()
     with script.surroundings():
         _run(job, script, observer)
-        return observed_again(job, observer) if job.role == "again" else observed_rank(job, observer, noted)
+        return observed_rank(job, observer, plans_made)
+
+
+def _in_one_process(job: Job, script: Script) -> dict[str, Any]:
+    harvester = Harvester()
+    plans.leave_plans_out(harvester)
+    with script.surroundings():
+        _run(job, script, harvester)
+        return serial_step(job, harvester)
+
+
+def _once_more(job: Job, script: Script) -> dict[str, Any]:
+    if SerialStep.of(load(Path(job.folder) / "serial.pt")).cannot:
+        return {}  # there are no gradients to go on from
+    observer = StepObserver(injected(job))
+    plans.note_norms(observer)
+    plans.leave_plans_out(observer)
+    with script.surroundings():
+        _run(job, script, observer)
+        return observed_again(job, observer)
+
+
+ROLES: Final[dict[Role, Callable[[Job, Script], dict[str, Any]]]] = {
+    "rank": _as_rank,
+    "serial": _in_one_process,
+    "again": _once_more,
+}
+"""What a process does, by its role."""
 
 
 def _run(job: Job, script: Script, recorder: Recorder) -> None:

@@ -148,41 +148,38 @@ def ranks_weights(step: Comparison) -> Iterator[Violation]:
 def ranks_gradients(step: Comparison) -> Iterator[Violation]:
     """The gradient on each rank is that of the loss of the union of what all ranks read."""
     again = _required_again(step)
-    expected = step.serial.gradients
-    if not step.is_synchronous:  # a script that reduces gradients by hand has them only at its optimizer
-        wrong = [rank for rank in step.ranks if first_difference(rank.step.at_step, again.at_step)]
-        if not wrong:
-            return
+    # a script that reduces gradients by hand has them only at its optimizer
+    expected = step.serial.gradients if step.is_synchronous else again.at_step
     for rank in step.ranks:
-        found = rank.step.backward if step.is_synchronous else rank.step.at_step
-        wanted = expected if step.is_synchronous else again.at_step
-        difference = first_difference(found, wanted)
+        actual = rank.step.backward if step.is_synchronous else rank.step.at_step
+        difference = first_difference(actual, expected)
         if difference is not None:
             yield fail(
-                difference.name, _of_gradient(difference, found, wanted, rank), _advice(found, wanted, step)
+                difference.name,
+                _of_gradient(difference, actual, expected, rank),
+                _advice(actual, expected, step),
             )
             return
 
 
-def _of_gradient(difference: Difference, found: Named, expected: Named, rank: RankStep) -> str:
-    several = sum(1 for _ in differences(found, expected))
+def _of_gradient(difference: Difference, actual: Named, expected: Named, rank: RankStep) -> str:
+    """Say how the gradients of a rank differ; ``difference`` is that of the first one that does."""
+    several = sum(1 for _ in differences(actual, expected))
     sentence = f"its gradient on rank {rank.rank} is {difference.beside('that of one process')}"
     if several == 1:
         return f"{sentence}; all other gradients are the same"
-    factor = common_factor(found, expected)
-    alike = several == len(expected)
-    if factor is not None:
-        return f"{sentence}, as {'all' if alike else several} are"
+    if common_factor(actual, expected) is not None:
+        return f"{sentence}, as {'all' if several == len(expected) else several} are"
     return f"{sentence}; {several} of {len(expected)} gradients differ"
 
 
-def _advice(found: Named, expected: Named, step: Comparison) -> str:
+def _advice(actual: Named, expected: Named, step: Comparison) -> str:
     if not step.is_synchronous:
         return (
             "The script reduces gradients by hand: look at what it divides them by, and at the norm by which "
             "it clips, which is that of the reduced gradient."
         )
-    factor = common_factor(found, expected)
+    factor = common_factor(actual, expected)
     ranks = len(step.ranks)
     if factor is not None and math.isclose(factor, ranks, rel_tol=1e-3):
         return (
@@ -251,8 +248,8 @@ def ranks_update(step: Comparison) -> Iterator[Violation]:
     """The update of each parameter is that of one process."""
     again = _required_again(step)
     for rank in step.ranks:
-        found = where_known(rank.step.update, again.at_step)
-        difference = first_difference(found, where_known(again.update, again.at_step))
+        actual = where_known(rank.step.update, again.at_step)
+        difference = first_difference(actual, where_known(again.update, again.at_step))
         if difference is not None:
             yield fail(
                 difference.name,

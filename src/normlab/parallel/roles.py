@@ -1,8 +1,12 @@
-"""What each process makes of the step that its script shows."""
+"""What each process makes of the step that its script shows, by its role in the check.
+
+A rank saves its step and its batches. The script in one process gives the gradients of the union of these.
+Once more in one process, it makes its step of these gradients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +20,11 @@ from normlab.parallel.observed import StepObserver, gathered, names_and_ties
 from normlab.parallel.plans import Plans
 from normlab.parallel.union import Union, union_of
 from normlab.setups.flow import Flow, NotRepeatableError
-from normlab.setups.gradients import parameters_of
 from normlab.setups.harvest import Harvester
-from normlab.setups.proof import proven_window
+from normlab.setups.optimizers import ids_held_by
+from normlab.setups.proof import ProvenFlow, proven_window
 from normlab.setups.recording import MicroBatch
+from normlab.setups.setup import Ability
 from normlab.setups.window import WindowStep
 
 # ------------------------------------------------------------------------------------------- one rank
@@ -38,7 +43,14 @@ def observed_rank(job: Job, observer: StepObserver, plans: Plans) -> dict[str, A
     except NotRepeatableError as error:
         unseen = str(error)
     rank = RankStep(
-        job.rank, observer.step, batches, inputs, plans.tensors, plans.contexts, [*plans.kinds], unseen
+        rank=job.rank,
+        step=observer.step,
+        batches=batches,
+        inputs=inputs,
+        tensors=plans.tensors,
+        contexts=plans.contexts,
+        kinds=[*plans.kinds],
+        unseen=unseen,
     )
     return asdict(rank)
 
@@ -55,10 +67,10 @@ def _whole_batch(flow: Flow, micro_batch: MicroBatch, plans: Plans) -> Named:
 def _inputs(flow: Flow) -> list[Tensor]:
     """Return the data that calls of the model take, and what meets the model's results."""
     with torch.no_grad():
-        data = replace(flow, calls=tuple(c for c in flow.calls if not flow.depends_on_model(c)), escapes=())
-        values = data.values(flow.model, flow.batch)
-    of_model = [call for call in flow.calls if flow.depends_on_model(call)]
-    numbers = dict.fromkeys(n for call in of_model for n in call.reads if n in values)
+        calls_on_data = tuple(call for call in flow.calls if not flow.depends_on_model(call))
+        values = replace(flow, calls=calls_on_data, escapes=()).values(flow.model, flow.batch)
+    calls_of_model = [call for call in flow.calls if flow.depends_on_model(call)]
+    numbers = dict.fromkeys(n for call in calls_of_model for n in call.reads if n in values)
     taken = [values[n] for n in numbers if n not in flow.parameters]
     return [x.detach().clone() for x in taken if isinstance(x, Tensor)]
 
@@ -75,29 +87,25 @@ def serial_step(job: Job, harvester: Harvester) -> dict[str, Any]:
     window = recording.first_window
     if not window:
         raise NoStepError(f"{job.script} ended without a step of an optimizer in one process")
-    stepped = [event.subject for event in recording.events_of_first_step if event.kind == "step"]
-    held = {id(p) for optimizer in stepped for p in parameters_of(optimizer)}
-    proven = proven_window(window, recording.again(window), held, {})
+    held = ids_held_by(recording.optimizers_of_first_step)
+    proven = proven_window(window, recording.first_of_next_step(window), held, {})
     flows = [each.flow for each in proven]
-    reasons = [
-        each.cannot[key] for each in proven for key in ("loss", "gradient", "batch") if key in each.cannot
-    ]
     ranks = [RankStep.of(load(path)) for path in sorted(Path(job.folder).glob("rank-*.pt"))]
     model = flows[0].model
     named, ties = names_and_ties(model, held)
     gradients: Named = {}
-    union = Union([], "", next((rank.unseen for rank in ranks if rank.unseen), "") or "".join(reasons[:1]))
+    union = Union([], "", _why_no_union(ranks, proven))
     if not union.cannot:
         union = union_of(ranks, [flow.batch for flow in flows])
     if not union.cannot:
-        _take_weights(named, ties, ranks[0].step)
+        _take_weights(named, ranks[0].step)
         gradients, union = _gradients_of_union(flows, named, union)
-    some = next(iter(named.values()))
+    first_parameter = next(iter(named.values()))
     serial = SerialStep(
         gradients=gradients,
         ties=ties,
         passes=sum(event.kind == "backward" for event in recording.events_of_first_step),
-        dtype=str(some.dtype).removeprefix("torch."),
+        dtype=str(first_parameter.dtype).removeprefix("torch."),
         title=type(model).__name__,
         union=union.described,
         cannot=union.cannot,
@@ -105,7 +113,20 @@ def serial_step(job: Job, harvester: Harvester) -> dict[str, Any]:
     return asdict(serial)
 
 
-def _take_weights(named: Mapping[str, Tensor], ties: Mapping[str, str], step: Step) -> None:
+def _why_no_union(ranks: Sequence[RankStep], proven: Sequence[ProvenFlow]) -> str:
+    """Return why nothing can be computed of the batches of all ranks; empty if nothing speaks against it."""
+    for rank in ranks:
+        if rank.unseen:
+            return rank.unseen
+    abilities: tuple[Ability, ...] = ("loss", "gradient", "batch")
+    for each in proven:
+        for ability in abilities:
+            if ability in each.cannot:
+                return each.cannot[ability]
+    return ""
+
+
+def _take_weights(named: Mapping[str, Tensor], step: Step) -> None:
     """Give a model the weights that the ranks began with."""
     with torch.no_grad():
         for name, p in named.items():
@@ -129,15 +150,15 @@ def _gradients_of_union(
         loss = step.loss(flows[0].model, step.batch) * factor
     except Exception as error:  # the script's own functions may insist on a number of rows
         return {}, replace(union, cannot=f"the step does not run on {union.described}: {in_one_line(error)}")
-    found = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
-    pairs = zip(named, found, strict=True)
-    return gathered({name: x for name, x in pairs if x is not None}), union
+    gradients = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
+    by_name = zip(named, gradients, strict=True)
+    return gathered({name: x for name, x in by_name if x is not None}), union
 
 
 # ------------------------------------------------------------------------------------ with given gradients
 
 
-def injected(job: Job) -> Any:
+def injected(job: Job) -> Callable[[StepObserver, int], None]:
     """Return what an observer calls after each backward pass: after the last one of a step, weights, rates
     and gradients become those of the ranks and of the union.
     """
@@ -147,16 +168,15 @@ def injected(job: Job) -> Any:
     def after_pass(observer: StepObserver, passes: int) -> None:
         if passes != serial.passes:
             return
-        named, ties = observer.parameters()
-        _take_weights(named, ties, rank.step)
+        named, _ = observer.parameters()
+        _take_weights(named, rank.step)
         for name, p in named.items():
             gradient = serial.gradients.get(name)
             p.grad = None if gradient is None else gradient.to(p.dtype).clone()
         for optimizer in observer.recording.optimizers:
             for group in optimizer.param_groups:
-                rates = [
-                    rank.step.rates[n] for n, p in named.items() if _holds(group, p) and n in rank.step.rates
-                ]
+                names = [name for name, p in named.items() if _holds(group, p)]
+                rates = [rank.step.rates[name] for name in names if name in rank.step.rates]
                 if rates and not isinstance(group["lr"], Tensor):
                     group["lr"] = rates[0]
 

@@ -1,4 +1,9 @@
-"""The arguments and the results of recorded calls, taken apart into leaves and put together again."""
+"""The arguments and the results of recorded calls, taken apart into leaves and put together again.
+
+A call is made again with other objects than those it was recorded with. So its arguments are kept as a list
+of leaves, in which a ``Reference`` stands for each recorded value, and a form that puts leaves together. Of
+its results, only the places of values matter.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ class Reference:
 KEPT_WHOLE: Final = (Tensor, nn.Module)
 """Objects that are leaves of arguments, whatever they contain."""
 LEFT: Final = "left on the module"
-"""Begins the place of a tensor that a module gives as an attribute."""
+"""The first part of the place of a tensor that a call of a module leaves as an attribute."""
 OF_EVERY_MODULE: Final = frozenset(vars(nn.Module()))
 """The attributes that torch gives to modules, which hold parameters, buffers, hooks and modules."""
 PLAIN: Final = (*KEPT_WHOLE, int, float, str, slice, type(None), torch.dtype, torch.device, Reference)
@@ -37,9 +42,10 @@ PLAIN: Final = (*KEPT_WHOLE, int, float, str, slice, type(None), torch.dtype, to
 
 @dataclass(frozen=True)
 class PlainForm:
-    """The form of arguments none of which holds others, which are most."""
+    """The form of arguments none of which holds others, as most have it. It takes less time than torch's."""
 
     positional: int
+    """How many have no name."""
     keywords: tuple[str, ...]
 
 
@@ -49,6 +55,7 @@ class Arguments:
 
     leaves: list[Any]
     form: Any
+    """A ``PlainForm``, or torch's own for ``tree_unflatten``."""
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
@@ -61,10 +68,10 @@ class Arguments:
     @property
     def parts(self) -> list[Any]:
         """The leaves, with the bounds of a slice in place of the slice."""
-        found: list[Any] = []
+        parts: list[Any] = []
         for leaf in self.leaves:
-            found += (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
-        return found
+            parts += (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
+        return parts
 
     @property
     def references(self) -> list[Number]:
@@ -73,12 +80,12 @@ class Arguments:
 
     @property
     def sequences(self) -> list[list[Number]]:
-        """The recorded values in each list or tuple among the arguments, as those that are stacked."""
+        """The recorded values in each list or tuple among the arguments, such as the rows for ``stack``."""
         if isinstance(self.form, PlainForm):
             return []
         args, kwargs = tree_unflatten(self.leaves, self.form)
-        found = [value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple))]
-        return [[x.number for x in entries if isinstance(x, Reference)] for entries in found]
+        sequences = [value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple))]
+        return [[x.number for x in entries if isinstance(x, Reference)] for entries in sequences]
 
     def mapped(self, change: Callable[[Any], Any]) -> Arguments:
         """Return the same arguments with each part changed."""
@@ -88,8 +95,9 @@ class Arguments:
         """Return positional arguments and keywords, with these values in place of the references."""
         filled = self.mapped(lambda part: values[part.number] if isinstance(part, Reference) else part).leaves
         if isinstance(self.form, PlainForm):
-            count = self.form.positional
-            return tuple(filled[:count]), dict(zip(self.form.keywords, filled[count:], strict=True))
+            positional = self.form.positional
+            keywords = zip(self.form.keywords, filled[positional:], strict=True)
+            return tuple(filled[:positional]), dict(keywords)
         return tree_unflatten(filled, self.form)
 
 
@@ -106,7 +114,9 @@ def flattened(arguments: Any) -> tuple[list[Any], Any]:
 
 
 def values_in(result: Any) -> dict[Place, Any]:
-    """Return the tensors in a result by their places; its numbers if it holds none, as of ``tolist()``."""
+    """Return the tensors in a result by their places. Without tensors, it is the numbers, as of
+    ``tolist()``, and without these the tensors in its attributes.
+    """
     tensors: dict[Place, Any] = dict(tensors_in(result))
     if tensors:
         return tensors
@@ -125,17 +135,20 @@ def values_left_on(module: nn.Module) -> dict[Place, Tensor]:
     """Return the tensors with a gradient that a call has left as attributes of a module, or of those in it,
     such as an auxiliary loss.
     """
-    found: dict[Place, Tensor] = {}
+    left: dict[Place, Tensor] = {}
     for path, part in unwrap(module).named_modules():
         for name, value in vars(part).items():
-            if name not in OF_EVERY_MODULE:
-                tensors = tensors_in(value, (LEFT, path, name))
-                found.update((place, x) for place, x in tensors if x.grad_fn is not None)
-    return found
+            if name in OF_EVERY_MODULE:
+                continue
+            tensors = tensors_in(value, (LEFT, path, name))
+            left.update((place, x) for place, x in tensors if x.grad_fn is not None)
+    return left
 
 
 def value_left_at(place: Place, module: nn.Module) -> Tensor | None:
-    """Return the tensor that a call of another such module has left there; None if there is none."""
+    """Return the tensor that a call has left at a place of ``values_left_on``, on another such module; None
+    if there is none.
+    """
     _, path, name, *within = place
     part = unwrap(module).get_submodule(str(path))
     return dict(tensors_in(vars(part).get(str(name)))).get(tuple(within))

@@ -1,4 +1,4 @@
-"""Where a running script calls from, and what it calls its tensors and modules."""
+"""Find the lines of a running script, and its names for tensors and modules, by looking at its frames."""
 
 from __future__ import annotations
 
@@ -56,29 +56,32 @@ class Names:
         """By ``id``."""
 
     def look(self, number_of: Callable[[Any], int | None]) -> None:
-        """Note the names that are in use now. The innermost frame that has one for a value decides."""
+        """Note the names that are in use now. The innermost frame that has one for a value decides.
+
+        ``number_of`` gives the number of a value; None for what is none.
+        """
         for frame in _frames():
             if frame.f_code.co_filename == RUNNING_SCRIPTS:
                 break
-            is_own = not is_library(frame.f_code.co_filename)
+            is_of_script = not is_library(frame.f_code.co_filename)
             for name, value in frame.f_locals.items():
                 kind = type(value)
                 if kind in NEVER or (kind is ModuleType and not is_of_user(value.__name__)):
                     continue  # most of what a script imports, and nothing of its own
                 self._note_modules(name, value)
                 if not name.startswith("__"):
-                    self._note_tensors(name, value, number_of, is_own=is_own)
+                    self._note_tensors(name, value, number_of, is_of_script=is_of_script)
 
     def _note_modules(self, name: str, value: Any) -> None:
         # an object's modules too: a trainer's are its attributes, in a library's frames as well
-        held = {name: value, **(attributes_of(value) or {})}
-        for attribute, module in held.items():
+        values = {name: value, **(attributes_of(value) or {})}
+        for attribute, module in values.items():
             # by its type: asking an object for its class may run code of its own
             if issubclass(type(module), nn.Module) and attribute != "self":
                 self.of_modules.setdefault(id(module), attribute)
 
     def _note_tensors(
-        self, name: str, value: Any, number_of: Callable[[Any], int | None], *, is_own: bool
+        self, name: str, value: Any, number_of: Callable[[Any], int | None], *, is_of_script: bool
     ) -> None:
         for key, tensor in named_tensors(value):
             number = number_of(tensor)
@@ -86,7 +89,7 @@ class Names:
                 continue
             if key:
                 self.of_tensors.setdefault(number, key)
-            elif is_own:  # a library's own variables say little, but keys of its batches do
+            elif is_of_script:  # a library's own variables say little, but keys of its batches do
                 self.of_tensors.setdefault(number, name)
 
 

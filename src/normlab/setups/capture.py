@@ -1,4 +1,8 @@
-"""``capture``: the setup that a training shows, in a notebook or in a script of one's own."""
+"""``capture``: take the setup of a training that runs in a block of your code, as in a notebook.
+
+A script's process ends with it, but a notebook goes on. So everything that a training may change is kept as
+it was: the objects that are alive (``_alive``), and what holds them, such as a trainer.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,13 @@ from normlab.errors import UserError
 from normlab.private_torch import children_of
 from normlab.setups.ending import EnoughSeen
 from normlab.setups.files import KeptFileError
+from normlab.setups.from_recording import setup_from_recording
 from normlab.setups.harvest import Harvester
-from normlab.setups.held import make_numbers_plain, owners_of
+from normlab.setups.holders import make_numbers_plain, owners_of
 from normlab.setups.named import NamedSetup
 from normlab.setups.patches import recorded
 from normlab.setups.script import trackers_offline, with_batches
 from normlab.setups.setup import Setup
-from normlab.setups.window import setup_from_recording
 from normlab.setups.withheld import saving_withheld
 from normlab.trace.restore import same, same_random_state
 

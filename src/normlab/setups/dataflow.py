@@ -1,7 +1,12 @@
 """Record what a script computes, without a change to the script or to its weights.
 
-Two things are watched while the script runs: functions of torch outside modules (a ``TorchFunctionMode``),
-and calls of modules that hold parameters (``nn.Module.__call__``; what happens inside them is theirs).
+Two kinds of calls are recorded while the script runs: of functions of torch outside modules (torch hands
+them to ``__torch_function__``, as this is a ``TorchFunctionMode``), and of the outermost modules that hold
+parameters (``patches`` has ``nn.Module.__call__`` come to ``call_module``). While one is running nothing
+else is recorded: what happens inside of a call is a part of it.
+
+A function may also take a value out of torch, as ``item()``, ``int()``, ``if`` and ``numpy()`` do. Numbers
+go on being followed (``numbers``); everything else is noted as an ``Escape``.
 """
 
 from __future__ import annotations
@@ -37,29 +42,31 @@ from normlab.trace.tensors import Place, tensors_in
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _BegunCall:
     """What is known of a call when it begins."""
 
     function: Callable[..., Any] | None
     module: nn.Module | None
     arguments: Arguments
     surroundings: Surroundings
-    drawing: Sequence[tuple[Any, Any]]
+    generators: Sequence[tuple[Any, Any]]
     """The generators of random numbers that it may draw from, each with its state."""
     tensors: Sequence[tuple[Tensor, int | None]]
     """The tensors among its arguments, each with how often it had been written to."""
     announced: Sequence[Tensor] = ()
-    """Those that its name says it writes to."""
+    """The tensors that it writes to by its name, as ``add_`` does."""
 
     def written(self) -> list[Tensor]:
-        """Return the tensors that it has written to. A parameter is itself, whatever is written to it."""
-        seen = [x for x, times in self.tensors if times != times_written(x)]
-        written = {id(x): x for x in [*self.announced, *seen] if not isinstance(x, nn.Parameter)}
+        """Return the tensors that it has written to, once it has ended. A parameter is none of them: it keeps
+        its number, whatever is written to it.
+        """
+        changed = [x for x, times in self.tensors if times != times_written(x)]
+        written = {id(x): x for x in [*self.announced, *changed] if not isinstance(x, nn.Parameter)}
         return list(written.values())
 
     def drawn(self) -> list[tuple[Any, Any]]:
-        """Return the generators that it has drawn from, each with its state before."""
-        return [(generator, state) for generator, state in self.drawing if not is_in_state(generator, state)]
+        """Return the generators that it has drawn from, once it has ended, each with its state before."""
+        return [(each, state) for each, state in self.generators if not is_in_state(each, state)]
 
 
 class DataflowRecorder(TorchFunctionMode):
@@ -72,6 +79,7 @@ class DataflowRecorder(TorchFunctionMode):
         self._calls: list[RecordedCall] = []
         self._escapes: list[Escape] = []
         self._active = True
+        """Whether the recording goes on."""
         self._lines_of_names: set[str] = set()
         """Lines of the pass that is under way at which names were looked for."""
         self._generators: dict[int, list[Any]] = {}
@@ -79,25 +87,27 @@ class DataflowRecorder(TorchFunctionMode):
         self._reads_entries: dict[Any, bool] = {}
         """Whether functions need the entries of their tensors, as far as that was asked."""
         self._thread = threading.get_ident()
-        self._inside_of_thread = threading.local()
+        """The thread of the script's own code: loaders may have others."""
+        self._pauses = threading.local()
+        """In each thread: how many blocks are open, as ``count``, in which nothing is recorded."""
         accelerator = torch.accelerator.current_accelerator()
         self._devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing inside this block."""
-        calls = self._inside_of_thread
-        calls.count = getattr(calls, "count", 0) + 1
+        pauses = self._pauses
+        pauses.count = getattr(pauses, "count", 0) + 1
         try:
             yield
         finally:
-            calls.count -= 1
+            pauses.count -= 1
 
     @property
     def is_paused(self) -> bool:
         """Whether what runs is not recorded: inside of a recorded call, in another thread, after the end."""
-        is_other = threading.get_ident() != self._thread
-        return is_other or not self._active or getattr(self._inside_of_thread, "count", 0) > 0
+        is_other_thread = threading.get_ident() != self._thread
+        return is_other_thread or not self._active or getattr(self._pauses, "count", 0) > 0
 
     def add_loaded(self, batch: Any) -> None:
         """Note what a ``DataLoader`` returns: the batch begins there."""
@@ -110,24 +120,28 @@ class DataflowRecorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Call a function of torch, and record it. Torch calls this in place of the function."""
         kwargs = kwargs or {}
         if self.is_paused:
             return func(*args, **kwargs)
         with self.paused():
-            if func is Tensor.__iter__:  # the entries that it gives are values
+            if func is Tensor.__iter__:  # it unbinds the tensor unseen, and its entries are values
                 return iter(self._compute(Tensor.unbind, args, kwargs))
             if holds_values([args, kwargs]):
                 return self._compute(func, args, kwargs)
             return self._make(func, args, kwargs)
 
     def _make(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function of no values. A tensor that it makes is data, unless its size says all."""
-        begun = self._begin(function, None, (), {}, torch_generators())
+        """Call a function that is given no value, as ``torch.tensor`` and ``torch.randn``.
+
+        It is not recorded as a call. A tensor that it makes is data, unless it follows from its size.
+        """
+        begun = self._begin(function, (), {}, torch_generators())
         result = function(*args, **kwargs)
         if isinstance(result, Tensor):
             holds_data = begun.drawn() or not holds_no_data(result, args, kwargs)
-            of_its_kind = self.values.made_of_none if holds_data else self.values.sized
-            of_its_kind.add(self.values.number(result))
+            tensors_like_it = self.values.made if holds_data else self.values.sized
+            tensors_like_it.add(self.values.number(result))
         return result
 
     def _compute(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -138,15 +152,15 @@ class DataflowRecorder(TorchFunctionMode):
             self.before_write(announced)
         parameter = args[0] if args and isinstance(args[0], nn.Parameter) else None
         if announced and all(x is parameter for x in announced):
-            return function(*args, **kwargs)
+            return function(*args, **kwargs)  # a parameter is itself, whatever is written to it
         self.values.keep(announced)
-        # functions of torch draw from its generators alone
-        given = [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, torch.Generator)]
-        begun = self._begin(function, None, args, kwargs, [*torch_generators(), *given], announced)
+        # functions of torch draw from its generators alone, or from one that they are given
+        passed = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, torch.Generator)]
+        begun = self._begin(function, args, kwargs, [*torch_generators(), *passed], announced)
         result = function(*args, **kwargs)
         if parameter is not None and next(tensors_in(result), None) is None:
-            return result  # its sizes are the model's
-        if not is_special(name):
+            return result  # such as its size, which is the model's and says nothing of the batch
+        if not is_special(name):  # Python insists on plain numbers from those
             result = self._followed(result)
         self._record(begun, result)
         self._note_escape(begun, result)
@@ -161,14 +175,16 @@ class DataflowRecorder(TorchFunctionMode):
         return followed(result, self)
 
     def convert(self, kind: type, number: Any) -> Any:
-        """Return a followed number as a plain one. A float is known again by its identity, as no other float
-        is the same object; an int or a truth is not.
+        """Return a followed number as a plain ``kind``, and record that.
+
+        A plain float is known again by its identity, as no other float is the same object. An int or a
+        truth is not, so it escapes.
         """
         result = kind(unfollowed(number))
         if self.is_paused:
             return result
         with self.paused():
-            begun = self._begin(kind, None, (number,), {})
+            begun = self._begin(kind, (number,), {})
             self._record(begun, result)
             self._note_escape(begun, result)
         return result
@@ -179,7 +195,7 @@ class DataflowRecorder(TorchFunctionMode):
         if self.is_paused:
             return result
         with self.paused():
-            begun = self._begin(operation, None, numbers, {})
+            begun = self._begin(operation, numbers, {})
             result = self._followed(result)
             self._record(begun, result)
             self._note_escape(begun, result)
@@ -190,40 +206,49 @@ class DataflowRecorder(TorchFunctionMode):
     def call_module(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call a module; record it if it is an outermost one with parameters.
 
-        One that is handed a module only passes on to what is done with that, as where a trainer takes a loss
-        through a wrapper: it may do something else when it is called again.
+        One that is handed a module is not recorded, but what is called inside of it. It is a function of
+        the script that happens to be a module, as a trainer's wrapper that takes the loss of the module: it
+        may do something else when it is called again.
         """
         is_handed_a_module = any(isinstance(x, nn.Module) for x in (*args, *kwargs.values()))
         if self.is_paused or is_handed_a_module or next(module.parameters(), None) is None:
             return original(module, *args, **kwargs)
         with self.paused():
-            line = calling_line()
-            if line not in self._lines_of_names:  # a repeated line calls its tensors the same
-                self._lines_of_names.add(line)
-                # a loop may give a name to its next batch before the backward pass
-                self.names.look(self.values.known)
+            self._look_for_names()
             if id(module) not in self._generators:
                 self._generators[id(module)] = generators_in(module)
             generators = [*shared_generators(), *self._generators[id(module)]]
             self.before_call(module)
-            begun = self._begin(None, module, args, kwargs, generators)
+            begun = self._begin(module, args, kwargs, generators)
             result = original(module, *args, **kwargs)
-            left = values_left_on(module)
-            self._record(begun, result, {p: x for p, x in left.items() if self.values.known(x) is None})
+            # what was there before the call may have been left by an earlier one
+            left = {place: x for place, x in values_left_on(module).items() if self.values.known(x) is None}
+            self._record(begun, result, left)
         return result
 
+    def _look_for_names(self) -> None:
+        """Look for what the script calls its values now: a loop may give a name to its next batch before the
+        backward pass. That takes a while, and a line that runs again calls its values the same.
+        """
+        line = calling_line()
+        if line not in self._lines_of_names:
+            self._lines_of_names.add(line)
+            self.names.look(self.values.known)
+
     def before_write(self, tensors: Sequence[Tensor]) -> None:
-        """What else is to be done before a function changes the entries of tensors."""
+        """Called before a function of the script's own code changes the entries of tensors."""
 
     def before_call(self, module: nn.Module) -> None:
-        """What else is to be kept before a module is called."""
+        """Called before a module whose call is recorded."""
 
     def call_function(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function as one call, whatever it calls: an ``autograd.Function`` has its own gradient."""
+        """Call a function and record it as one call, whatever it calls, as an ``autograd.Function`` whose
+        gradient is its own.
+        """
         if self.is_paused:
             return original(*args, **kwargs)
         with self.paused():
-            begun = self._begin(original, None, args, kwargs, shared_generators())
+            begun = self._begin(original, args, kwargs, shared_generators())
             result = original(*args, **kwargs)
             self._record(begun, result)
         return result
@@ -232,50 +257,65 @@ class DataflowRecorder(TorchFunctionMode):
 
     def _begin(
         self,
-        function: Callable[..., Any] | None,
-        module: nn.Module | None,
+        called: Callable[..., Any] | nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         generators: Iterable[Any] = (),
         announced: Sequence[Tensor] = (),
-    ) -> _Begun:
+    ) -> _BegunCall:
+        """Note all that must be known of a call before it runs.
+
+        Args:
+            called: The function, or the module.
+            args: Its arguments.
+            kwargs: Its keywords.
+            generators: The generators of random numbers that it may draw from.
+            announced: The tensors that it writes to by its name.
+        """
         arguments = self.values.referring(args, kwargs)
         tensors = [x for x in self.values.given(arguments) if isinstance(x, Tensor)]
-        return _Begun(
-            function,
-            module,
-            arguments,
-            Surroundings.now(self._devices),
-            [(generator, state_of(generator)) for generator in generators],
-            [(x, times_written(x)) for x in tensors],
-            announced,
+        is_module = isinstance(called, nn.Module)
+        return _BegunCall(
+            function=None if is_module else called,
+            module=called if is_module else None,
+            arguments=arguments,
+            surroundings=Surroundings.now(self._devices),
+            generators=[(generator, state_of(generator)) for generator in generators],
+            tensors=[(x, times_written(x)) for x in tensors],
+            announced=announced,
         )
 
-    def _record(self, begun: _Begun, result: Any, left: Mapping[Place, Tensor] | None = None) -> None:
-        """Keep a call, if it made a value, in what it returned or left elsewhere, or wrote to one."""
+    def _record(self, begun: _BegunCall, result: Any, left: Mapping[Place, Tensor] | None = None) -> None:
+        """Keep a call that has ended, if it made a value or wrote to one.
+
+        Args:
+            begun: What was known of it when it began.
+            result: What it returned.
+            left: The values that a module has left as attributes of its own, by their places.
+        """
         written = begun.written()
-        before = [self.values.number_of(x) for x in written]  # which writing has not changed
+        before = [self.values.number_of(x) for x in written]  # their numbers are still those of before
         returned = {place: x for place, x in values_in(result).items() if self._may_come_back(x)}
         for place, x in (left or {}).items():
-            if all(x is not y for y in returned.values()):
+            if all(x is not other for other in returned.values()):
                 returned[place] = x
-        given = {id(value) for value in [*written, *self.values.given(begun.arguments)]}
-        if not written and all(id(value) in given for value in returned.values()):
+        arguments = {id(value) for value in [*written, *self.values.given(begun.arguments)]}
+        if not written and all(id(value) in arguments for value in returned.values()):
             return  # nothing new, as from ``to`` where the tensor is already
-        returned = {place: x for place, x in returned.items() if all(x is not y for y in written)}
+        returned = {place: x for place, x in returned.items() if all(x is not other for other in written)}
         numbers = [self.values.add(value, computed=True) for value in returned.values()]
         after = [self.values.add(x) for x in written]
         self._calls.append(
             RecordedCall(
-                begun.function,
-                begun.module,
-                begun.arguments,
-                (*numbers, *after),
-                tuple(returned),
-                tuple(zip(before, after, strict=True)),
-                begun.surroundings,
-                begun.drawn(),
-                calling_line(),
+                function=begun.function,
+                module=begun.module,
+                arguments=begun.arguments,
+                results=(*numbers, *after),
+                places=tuple(returned),
+                writes=tuple(zip(before, after, strict=True)),
+                surroundings=begun.surroundings,
+                random_states=begun.drawn(),
+                line=calling_line(),
             )
         )
 
@@ -284,19 +324,24 @@ class DataflowRecorder(TorchFunctionMode):
         """Return whether a value is known again when it is an argument. A plain float is, by its identity."""
         return is_value(value) or isinstance(value, float)
 
-    def _note_escape(self, begun: _Begun, result: Any) -> None:
-        """Note what a call gave that is not followed, if that was computed of entries or of sizes."""
+    def _note_escape(self, begun: _BegunCall, result: Any) -> None:
+        """Note what a call gave that is not followed, if it is numbers or was computed of entries."""
         function = begun.function
-        leaves = [leaf for leaf in flattened(result)[0] if not is_value(leaf) and not says_nothing(leaf)]
-        if function is None or not leaves:
+        not_followed = [x for x in flattened(result)[0] if not is_value(x) and not says_nothing(x)]
+        if function is None or not not_followed:
             return
-        if not all(map(is_number, leaves)) and not self._needs_entries(function, begun.arguments):
+        # numbers may be sizes, which another batch may change as well; a truth, such as ``is_cuda``, may be
+        # the same for every batch
+        if not all(map(is_number, not_followed)) and not self._needs_entries(function, begun.arguments):
             return
         read = unfollowed(result) if isinstance(result, (bool, int, float)) else None
-        self._escapes.append(Escape(function, begun.arguments, read, calling_line(), self.values.take()))
+        number = self.values.next_number()
+        self._escapes.append(Escape(function, begun.arguments, read, calling_line(), number))
 
     def _needs_entries(self, function: Callable[..., Any], arguments: Arguments) -> bool:
-        """Return whether a function needs the entries of its tensors; a number is one."""
+        """Return whether a function needs the entries of its tensors, or is given a number that was read out
+        of one, which is an entry itself.
+        """
         if any(map(is_followed, self.values.given(arguments))):
             return True
         if function not in self._reads_entries:

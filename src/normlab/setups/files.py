@@ -83,7 +83,9 @@ class KeptFiles:
         return _watching is self and threading.get_ident() not in self._bystanders
 
     def _end(self) -> None:
-        """Forget the copies, and that a file was changed where its copy was not, as with an unused lock."""
+        """Forget the copies, and the lines of files whose copies are unchanged after all, as of a lock that
+        was not used.
+        """
         for path, copy in self._copies.items():
             if os.path.isfile(copy) and os.path.isfile(path) and filecmp.cmp(path, copy, shallow=False):
                 self._forget(self._lines[path])
@@ -125,8 +127,8 @@ class KeptFiles:
         return self._copies.get(place, path)
 
     def _copy(self, place: str, *, empty: bool) -> str:
-        """Have recorded code go on with a copy of a file that was there, and return its path."""
-        self._lines[place] = self._note(shown(place))
+        """Have recorded code go on with a copy of a file that was there. Return the path of the copy."""
+        self._lines[place] = self._note(path_from_here(place))
         copy = os.path.join(self._folder, str(len(self._copies)))
         if empty:
             Path(copy).touch()
@@ -135,13 +137,14 @@ class KeptFiles:
         self._copies[place] = copy  # from now on its path leads there
         return copy
 
-    def _remove(self, place: str) -> None:
+    def _make_removed(self, place: str) -> None:
         """Have recorded code find no file in place of one that was there."""
         copy = self._copies.get(place) or self._copy(place, empty=True)
         if os.path.exists(copy):
             os.remove(copy)
 
     def _patch(self, stack: ExitStack) -> None:
+        """Patch Python's functions of files until a stack is closed."""
         for module in (builtins, io):
             replace(stack, module, "open", self.open_instead_of(vars(module)["open"]))
         patches = {
@@ -195,9 +198,9 @@ class KeptFiles:
             place = place_of(path, dir_fd, follow=False)
             was_not_saved = place in self.unsaved and not os.path.lexists(place)
             if self.is_active and self.keeps(place) and os.path.isfile(place):
-                self._remove(place)
+                self._make_removed(place)
             elif self.is_active and (was_not_saved or self.keeps(place)):
-                self._note(f"{remove.__name__} of {shown(place)}")
+                self._note(f"{remove.__name__} of {path_from_here(place)}")
                 if os.path.islink(place):
                     self._removed.add(place)
             else:
@@ -217,18 +220,18 @@ class KeptFiles:
             target = place_of(dst, dst_dir_fd, follow=False)
             if source in self.unsaved:
                 self.unsaved.add(target)
-                self._note(shown(target))
+                self._note(path_from_here(target))
                 return
-            here = self._copies.get(source, source)
-            if self.keeps(here):  # a large checkpoint, perhaps, which is not copied to be moved
-                self._note(f"{rename.__name__} of {shown(source)}")
+            moved = self._copies.get(source, source)
+            if self.keeps(moved):  # a large checkpoint, perhaps, which is not copied to be moved
+                self._note(f"{rename.__name__} of {path_from_here(source)}")
                 self._removed.add(source)
-            elif self.keeps(target) and os.path.isfile(here):
-                rename(here, self._copies.get(target) or self._copy(target, empty=True))
+            elif self.keeps(target) and os.path.isfile(moved):
+                rename(moved, self._copies.get(target) or self._copy(target, empty=True))
             elif self.keeps(target):
-                self._note(f"{rename.__name__} to {shown(target)}")
+                self._note(f"{rename.__name__} to {path_from_here(target)}")
             else:
-                rename(here, target)
+                rename(moved, target)
 
         return renamed
 
@@ -239,7 +242,7 @@ class KeptFiles:
             if not self.is_active or not self.keeps(place) or not _is_empty_folder(place):
                 remove(path, dir_fd=dir_fd)  # which refuses to remove what is no empty folder
                 return
-            self._note(f"{remove.__name__} of {shown(place)}")
+            self._note(f"{remove.__name__} of {path_from_here(place)}")
             self._removed.add(place)
 
         return removed
@@ -250,7 +253,7 @@ class KeptFiles:
             place = place_of(path, dir_fd, follow=False)
             if not self.is_active or not self.keeps(place):
                 return remove(path, *args, dir_fd=dir_fd, **kwargs)
-            self._note(f"{remove.__name__} of {shown(place)}")
+            self._note(f"{remove.__name__} of {path_from_here(place)}")
             self._removed.add(place)
             return None
 
@@ -277,8 +280,9 @@ class KeptFiles:
                 link(src, dst, **kwargs)
                 return
             target = place_of(dst, kwargs.get("dst_dir_fd"), follow=False)
-            with open(source, "rb") as given, open(target, "xb") as new:
-                shutil.copyfileobj(given, new)
+            # a copy in place of the link
+            with open(source, "rb") as old, open(target, "xb") as new:
+                shutil.copyfileobj(old, new)
 
         return linked
 
@@ -291,7 +295,7 @@ class KeptFiles:
             if not self.is_active or not self._is_believed_removed(place):
                 link(src, dst, *args, dir_fd=dir_fd, **kwargs)
                 return
-            self._note(f"{link.__name__} at {shown(place)}")
+            self._note(f"{link.__name__} at {path_from_here(place)}")
             self._removed.discard(place)
 
         return linked
@@ -309,15 +313,17 @@ class KeptFiles:
                 return change(path, *args, **kwargs)
             if place in self._copies:  # the copy is recorded code's own, whatever its attributes are
                 return None
-            self._note(f"{change.__name__} of {shown(place)}")
+            self._note(f"{change.__name__} of {path_from_here(place)}")
             return None
 
         return changed
 
     # -------------------------------------------------------------------------------------- what is refused
 
-    def _refuse(self, what: str, place: str) -> None:
-        line = self._note(f"{what} {shown(place)}")
+    # These are called by the audit hook, with the arguments of the event; -1 stands for no folder.
+
+    def _refuse(self, verb: str, place: str) -> None:
+        line = self._note(f"{verb} {path_from_here(place)}")
         raise KeptFileError(
             f"the script may not {line}: this was there before, and stays as it is while the script is only "
             "looked at; let it write by open() or os.open(), which give it a copy"
@@ -397,7 +403,9 @@ SEEN: Final[dict[str, Callable[..., None]]] = {
 """What is done at an audit event, by its name."""
 
 _watching: KeptFiles | None = None
+"""What the audit hook asks now."""
 _has_hook: bool = False
+"""Whether the hook was added to Python, which is done once: nothing removes it."""
 
 
 @contextmanager
@@ -415,7 +423,9 @@ def _watched_by(files: KeptFiles) -> Iterator[None]:
 
 
 def _see(event: str, arguments: tuple[Any, ...]) -> None:
-    """Python lets nobody remove an audit hook: outside of recordings it returns at once."""
+    """Have the files that are watched see an event. Outside of recordings it returns at once, as Python
+    calls it for every event until the process ends.
+    """
     if _watching is None:
         return
     see = SEEN.get(event)
@@ -451,7 +461,7 @@ def _path_of_open_folder(folder: int) -> str:
     return os.fsdecode(fcntl.fcntl(folder, get_path, bytes(1024)).rstrip(b"\0"))
 
 
-def shown(path: Any) -> str:
+def path_from_here(path: Any) -> str:
     """Return a path as a report shows it: from the current folder on, if it is in there."""
     return os.fsdecode(path).removeprefix(f"{Path.cwd()}{os.sep}")
 

@@ -1,4 +1,8 @@
-"""A recorded dataflow as a loss function of a model and a batch, which can be run with either changed."""
+"""A recorded dataflow as a loss function of a model and a batch, which can be run with either changed.
+
+``micro_batch_flow`` makes a ``Flow`` of a recorded micro-batch, and ``proof`` shows that it gives what the
+script computed.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +75,7 @@ class Flow:
     in_double: dict[int, nn.Module] = field(default_factory=dict, repr=False)
     """By ``id``, modules that are no part of the model, copied into float64."""
     written: frozenset[Number] = frozenset()
-    """Those of ``tensors`` that a function writes to, be it through a view."""
+    """Those of ``tensors`` that a function writes to, be it through a view of them."""
     escapes: tuple[Escape, ...] = ()
     """Where values of the batch left torch before the loss was there. What the script did with them is a
     constant here, so they must be the same in any batch that the flow is run on.
@@ -95,29 +99,32 @@ class Flow:
         draws: Draws | None = None,
         escaped: list[Escape] | None = None,
     ) -> dict[Number, Any]:
-        """Run the flow and return all its values. With ``draws``, each call draws the random numbers that it
-        drew then. With ``escaped``, that list gets the escapes that read something else in this batch.
+        """Run the flow and return all its values, by number.
 
-        Raises OtherWayError for the first of them without it.
+        Args:
+            model: What is run; its modules and parameters are found by their paths.
+            batch: What it is run on.
+            draws: If given, each call draws the random numbers that it drew when these were its generators'
+                states, as a proof needs. A call that raises then cannot be repeated.
+            escaped: If given, this list gets the escapes that read something else than in the recorded step.
+
+        Raises:
+            OtherWayError: If an escape reads something else, and no list is given for it.
+            NotRepeatableError: If a call raises while ``draws`` are given.
         """
-        inner, wanted = unwrap(model), torch.is_grad_enabled() or self._differentiates
-        values: dict[Number, Any] = {number: _as_all_else(x) for number, x in self.tensors.items()}
-        values |= {number: batch[name] for number, name in self.leaves.items()}
-        values |= {number: _tensor_at(inner, path) for number, path in self.parameters.items()}
-        for number in self.written:  # so that neither the batch nor a constant is written to
-            if isinstance(values[number], Tensor):
-                values[number] = values[number].clone()
-        escapes = list(self.escapes)
+        wants_gradients = torch.is_grad_enabled() or self._differentiates
+        values = self._values_at_begin(unwrap(model), batch)
+        to_come = list(self.escapes)
         for i, call in enumerate(self.calls):
             if not values.keys() >= {*call.reads}:
                 raise UserError(f"{call.name} in {call.line} reads what this model does not return")
-            while escapes and escapes[0].later < call.results[0]:
-                self._look_at(escapes.pop(0), values, escaped)
+            while to_come and to_come[0].number < call.results[0]:
+                self._compare_escape(to_come.pop(0), values, escaped)
             for generator, state in [] if draws is None else draws[i]:
                 set_state(generator, state)
             args, kwargs = call.arguments.with_values(values)
-            run = call.function if call.module is None else self._run_of(call.module, model)
-            with call.surroundings.entered(gradients=wanted):
+            run = call.function if call.module is None else self._module_for(call.module, model)
+            with call.surroundings.entered(gradients=wants_gradients):
                 try:
                     result = run(*args, **kwargs)  # type: ignore[misc]
                 except Exception as error:
@@ -126,12 +133,30 @@ class Flow:
                     why = f"raises {in_one_line(error)} when it is called again"
                     raise NotRepeatableError(f"{call.name} in {call.line} {why}", call) from error
             values.update(call.outcome(values, result, run))
-        for escape in escapes:
-            self._look_at(escape, values, escaped)
+        for escape in to_come:
+            self._compare_escape(escape, values, escaped)
         return values
 
-    def _look_at(self, escape: Escape, values: Mapping[Number, Any], escaped: list[Escape] | None) -> None:
-        """Compare what leaves torch with what left it when the script ran. An array is not compared."""
+    def _values_at_begin(self, inner: nn.Module, batch: Mapping[str, Tensor]) -> dict[Number, Any]:
+        """Return the values that no call of the flow computes: constants, the batch, and the parameters of a
+        model without wrappers.
+        """
+        values: dict[Number, Any] = {number: _as_all_else(x) for number, x in self.tensors.items()}
+        values |= {number: batch[name] for number, name in self.leaves.items()}
+        values |= {number: _tensor_at(inner, path) for number, path in self.parameters.items()}
+        for number in self.written:  # so that neither the batch nor a constant is written to
+            if isinstance(values[number], Tensor):
+                values[number] = values[number].clone()
+        return values
+
+    def _compare_escape(
+        self, escape: Escape, values: Mapping[Number, Any], escaped: list[Escape] | None
+    ) -> None:
+        """Compare what leaves torch with what left it when the script ran. An array is not compared.
+
+        If it is another value, the escape is added to ``escaped``, or without such a list raises
+        OtherWayError.
+        """
         if escape.read is None:
             return
         args, kwargs = escape.arguments.with_values(values)
@@ -150,24 +175,24 @@ class Flow:
         """Return the flow with these tensors of the batch as constants, and all that is computed with them
         before the model has a part in it, even if it is computed with the rest of the batch as well.
         """
-        constant, kept = set(fixed), list[RecordedCall]()
-        computed: list[Number] = []
+        constants, newly_constant = set(fixed), list[Number]()
+        calls = list[RecordedCall]()
         for call in self.calls:
-            is_constant = not constant.isdisjoint(call.reads) and not self.depends_on_model(call)
+            is_constant = not constants.isdisjoint(call.reads) and not self.depends_on_model(call)
             if is_constant and not call.random_states and not call.writes:
-                constant.update(call.results)
-                computed += call.results
+                constants.update(call.results)
+                newly_constant += call.results
             else:
-                kept.append(call)
+                calls.append(call)
         return replace(
             self,
-            calls=tuple(kept),
-            leaves={n: name for n, name in self.leaves.items() if n not in constant},
-            tensors={**self.tensors, **self._values_of(computed)},
+            calls=tuple(calls),
+            leaves={n: name for n, name in self.leaves.items() if n not in constants},
+            tensors={**self.tensors, **self._values_of(newly_constant)},
         )
 
     def _values_of(self, numbers: Sequence[Number]) -> dict[Number, Any]:
-        """Compute these values of the recorded batch, and no more than they need."""
+        """Compute these values for the recorded batch, and no more than they need."""
         if not numbers:
             return {}
         leading = sources(self.calls, numbers)
@@ -187,50 +212,63 @@ class Flow:
         """Return the tensors of the batch that the model takes, or that meet what it gave, as they are or
         after some changes, but not those that are only counted.
         """
-        met = {n for call in model_calls(self.calls) for n in call.reads}
-        shaped = [n for n in met if getattr(micro_batch.tensors[n], "ndim", 0)]
-        return sources(self.calls, shaped) & self.leaves.keys()
+        read = {n for call in model_calls(self.calls) for n in call.reads}
+        # a number, such as a count of targets, says nothing of single rows
+        with_axes = [n for n in read if getattr(micro_batch.tensors[n], "ndim", 0)]
+        return sources(self.calls, with_axes) & self.leaves.keys()
+
+    # ------------------------------------------------------------------------------------------ its proof
 
     def prove(self, micro_batch: MicroBatch, unrepeated: list[Escape]) -> dict[str, Tensor]:
-        """Compute the recorded loss and gradients again, from the same weights and random numbers. Return the
-        gradients by the paths of their parameters. The list gets the escapes that read something else now.
+        """Compute the recorded loss and gradients again, from the same weights and random numbers.
 
-        Raises NotRepeatableError, which names the first call that gives something else, if they differ by
-        more than rounding.
+        Args:
+            micro_batch: Where the flow comes from, with all that was recorded of it.
+            unrepeated: This list gets the escapes that read something else now.
+
+        Returns:
+            The gradients, by the paths of their parameters.
+
+        Raises:
+            NotRepeatableError: If something differs by more than rounding; it names the first such call.
         """
-        named = {path: p for path, p in self.model.named_parameters() if p.requires_grad}
+        parameters = {path: p for path, p in self.model.named_parameters() if p.requires_grad}
         setup = Setup(self.model, self.batch, loss=self.loss_of)
-        with restored(setup), micro_batch.found.in_place(), eager():
-            drawn = [call.random_states for call in self.calls]
-            values = self.values(self.model, self.batch, draws=drawn, escaped=unrepeated)
-            written = {number for call in self.calls for number in call.overwritten}
-            for call in ancestors(self.calls, self.loss):
-                for number in call.results:
-                    if number in written:
-                        continue  # its last state is compared
-                    recorded = micro_batch.value(number)
-                    if recorded is not None and apart(values.get(number), recorded):
-                        raise NotRepeatableError(
-                            f"{call.name} in {call.line} gives another result when it is called again with "
-                            "the same arguments and random numbers",
-                            call,
-                        )
+        with restored(setup), micro_batch.module_state.in_place(), eager():
+            draws = [call.random_states for call in self.calls]
+            values = self.values(self.model, self.batch, draws=draws, escaped=unrepeated)
+            self._refuse_other_results(values, micro_batch)
             self._refuse_another_graph(values, micro_batch)
             loss = values[self.loss] * (self.factor * self.scale)
             try:
-                found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+                gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             except RuntimeError as error:
                 raise NotRepeatableError(f"the backward pass raises {in_one_line(error)}") from error
-        self._refuse_other_gradients(named, found, micro_batch)
-        gradients = zip(named, found, strict=True)
-        return {path: gradient.detach() for path, gradient in gradients if gradient is not None}
+        self._refuse_other_gradients(parameters, gradients, micro_batch)
+        by_path = zip(parameters, gradients, strict=True)
+        return {path: gradient.detach() for path, gradient in by_path if gradient is not None}
+
+    def _refuse_other_results(self, values: Mapping[Number, Any], micro_batch: MicroBatch) -> None:
+        """Raise NotRepeatableError for the first call that gives something else than it gave then."""
+        overwritten = {number for call in self.calls for number in call.overwritten}
+        for call in ancestors(self.calls, self.loss):
+            for number in call.results:
+                if number in overwritten:
+                    continue  # the entries are gone; the last state of the tensor is compared
+                recorded = micro_batch.value(number)
+                if recorded is not None and apart(values.get(number), recorded):
+                    raise NotRepeatableError(
+                        f"{call.name} in {call.line} gives another result when it is called again with "
+                        "the same arguments and random numbers",
+                        call,
+                    )
 
     @staticmethod
     def _refuse_other_gradients(
-        named: Mapping[str, nn.Parameter], found: Sequence[Tensor | None], micro_batch: MicroBatch
+        parameters: Mapping[str, nn.Parameter], gradients: Sequence[Tensor | None], micro_batch: MicroBatch
     ) -> None:
         """Raise NotRepeatableError for the first parameter whose gradient is not the recorded one."""
-        for (path, p), gradient in zip(named.items(), found, strict=True):
+        for (path, p), gradient in zip(parameters.items(), gradients, strict=True):
             recorded = micro_batch.gradients.get(id(p))
             if gradient is None:
                 if recorded is not None and bool(recorded.any()):
@@ -258,9 +296,11 @@ class Flow:
                     f"{call.name} in {call.line} has {what} when it is called again", call
                 )
 
-    def _run_of(self, module: nn.Module, model: nn.Module) -> Callable[..., Any]:
-        """Return the model's own module at the place of a recorded one. The model itself is called through
-        its wrappers, if it has any; a module that is not trained is called as it is.
+    def _module_for(self, module: nn.Module, model: nn.Module) -> Callable[..., Any]:
+        """Return what is called in place of a recorded module: the one at the same path of this model.
+
+        The model itself is called through its wrappers, if it has any. A module that is no part of the model,
+        such as a teacher, is called as it is.
         """
         path = self.modules.get(id(module))
         if path is None:
@@ -292,7 +332,9 @@ def _as_all_else(x: Tensor) -> Tensor:
 
 
 def apart(a: Any, b: Any) -> bool:
-    """Return whether two tensors or numbers differ, those that are not whole by more than rounding."""
+    """Return whether two tensors or numbers differ; those that are not whole, by more than rounding. ``b``
+    may be the outline of a tensor, and its type decides what is compared.
+    """
     if isinstance(b, int):
         return a != b
     if isinstance(b, float):
@@ -309,10 +351,10 @@ def apart(a: Any, b: Any) -> bool:
 
 def _tensors_apart(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """Return whether two tensors of numbers that are not whole differ by more than this share."""
-    wide, other = a.detach().double(), b.detach().double()
-    if torch.equal(wide, other):
+    wide_a, wide_b = a.detach().double(), b.detach().double()
+    if torch.equal(wide_a, wide_b):
         return False
-    return float((wide - other).norm()) > tolerance * float(other.norm())
+    return float((wide_a - wide_b).norm()) > tolerance * float(wide_b.norm())
 
 
 def _tensor_at(model: nn.Module, path: str) -> Tensor:

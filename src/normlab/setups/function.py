@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
@@ -112,15 +112,21 @@ def _load(where: str) -> Any:
 def _attribute(module: Any, where: str, name: str) -> Any:
     if hasattr(module, name):
         return getattr(module, name)
-    own = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
+    public = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
     raise UserError(
         f"{where} has no {name!r}; define {name}(), which returns normlab.Setup(model, batches, …)"
-        + (f", or name another function: {', '.join(own[:8])}" if own else "")
+        + (f", or name another function: {', '.join(public[:8])}" if public else "")
     )
 
 
 def called(value: Any, reference: str, seed: int, **size: int) -> Setup:
-    """The setup that a function returns at a ``width`` or ``depth``, or a setup itself.
+    """Return the setup that a function of the user's returns, or that a value is.
+
+    Args:
+        value: The function, or what ``setup_in`` takes.
+        reference: What to call it in errors, as in ``train.py:setup``.
+        seed: For a function that takes one: the seed with which it makes its model.
+        size: The ``width`` or ``depth`` that the function is to build.
 
     Raises UserError for anything else, and for a function that takes no such size.
     """
@@ -131,19 +137,26 @@ def called(value: Any, reference: str, seed: int, **size: int) -> Setup:
     with suppress(TypeError, ValueError):  # from functions written in C
         parameters = inspect.signature(value).parameters
     _require_sizes(size, parameters, reference)
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    given = {"seed", *size}
-    needed = {n for n, p in parameters.items() if p.default is p.empty and p.kind not in kinds} - given
-    if needed:
-        rest = "give them defaults" if needed <= set(ANEW) else f"it may declare {', '.join(ANEW)}"
-        asked = ", ".join(n for n in parameters if n in needed)
-        raise UserError(f"{reference} needs the arguments {asked}; {rest}")
-    seeded = "seed" in parameters
-    returned = _guard(lambda: value(**size, **({"seed": seed} if seeded else {})), reference)
+    _require_no_others(parameters, {"seed", *size}, reference)
+    takes_seed = "seed" in parameters
+    seeds = {"seed": seed} if takes_seed else {}
+    returned = _guard(lambda: value(**size, **seeds), reference)
     setup = setup_in(returned, f"{reference}()" if ":" in reference else f"{reference}:setup()")
-    if not seeded or setup.make is not None:
+    if not takes_seed or setup.make is not None:
         return setup
     return replace(setup, make=lambda: Setup.of(value(**size, seed=draw_seed())).model)
+
+
+def _require_no_others(
+    parameters: Mapping[str, inspect.Parameter], arguments: Collection[str], reference: str
+) -> None:
+    """Raise UserError if a function needs other arguments than these."""
+    of_any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [n for n, p in parameters.items() if p.default is p.empty and p.kind not in of_any_number]
+    missing = [name for name in needed if name not in arguments]
+    if missing:
+        advice = "give them defaults" if set(missing) <= set(ANEW) else f"it may declare {', '.join(ANEW)}"
+        raise UserError(f"{reference} needs the arguments {', '.join(missing)}; {advice}")
 
 
 def _require_sizes(sizes: Iterable[str], parameters: Iterable[str], reference: str) -> None:

@@ -24,20 +24,28 @@ def setup_of(
     model: Any,
     batch: Any,
     loss: Loss | None,
-    rest: Mapping[str, Any],
+    keywords: Mapping[str, Any],
     others: Sequence[str] = (),
     *,
     batches: int = 1,
 ) -> Setup:
-    """Return the Setup that a function was given, the one that a trainer shows, with as many ``batches`` as
-    are wanted, or one made of a model, its batch and ``rest``; ``others`` are the function's own words.
+    """Return the setup of what a function of normlab was called with.
+
+    Args:
+        where: The function, for errors.
+        model: A ``Setup``, a trainer, or a model.
+        batch: The model's batch.
+        loss: Its loss function.
+        keywords: The other arguments: fields of a ``Setup``.
+        others: Names among these that are the function's own, and no field.
+        batches: How many batches of a trainer are wanted.
 
     Raises UserError for a Setup or a trainer with more, and for a word that neither has.
     """
     allowed = [f.name for f in fields(Setup) if f.name not in ("model", "batches", "loss")]
-    for word in rest:
+    for word in keywords:
         refuse_unknown(word, [*allowed, *others], where)
-    parts = {word: value for word, value in rest.items() if word not in others}
+    parts = {word: value for word, value in keywords.items() if word not in others}
     if not isinstance(model, Setup) and not is_trainer(model):
         return Setup(model, batch, loss, **parts)
     if batch is not None or loss is not None or parts:

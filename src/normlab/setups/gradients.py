@@ -1,14 +1,17 @@
-"""What a running script does to gradients by hand, seen by what they were before and are after it."""
+"""What a running script does to gradients by hand, as in ``p.grad *= 0.5``.
+
+No call could be patched to see that. So gradients are copied after every call that is known to change them,
+and compared with their copies before the next one: what has changed in between was changed by hand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isclose
 from typing import Final
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from normlab.setups.callers import calling_line
 from normlab.setups.recording import Event
@@ -58,7 +61,11 @@ class GradientWatch:
         return gained
 
     def changes(self, events: Sequence[Event]) -> list[Event]:
-        """Return what was done to gradients since they were last looked at; ``events`` came before."""
+        """Look at all gradients, and return what was done to them since the last look.
+
+        ``events`` are those that came before. The kinds of the returned ones are ``zero``, ``scale``,
+        ``assign`` or ``edit``, see ``Event``.
+        """
         before = self.seen
         self.look()
         changed = {key: x for key, x in self.seen.items() if not _equal(x, before.get(key))}
@@ -68,6 +75,7 @@ class GradientWatch:
             return [Event("zero", [self.parameters[key] for key in changed])]
         nonzero = {key: x for key, x in self.seen.items() if x is not None and x.any()}
         norm = float(sum(x.double().pow(2).sum() for x in nonzero.values())) ** 0.5
+        # all gradients, not only the changed ones: a clip multiplies all of them by one factor
         if (factor := _common_factor(nonzero, before)) is not None:
             return [Event("scale", calling_line(), factor=factor, norm=norm)]
         sums = _sums_of_window(events)
@@ -76,12 +84,6 @@ class GradientWatch:
             left_out = [p for key, p in self.parameters.items() if key in sums and key not in nonzero]
             return [assigned, Event("zero", left_out)] if left_out else [assigned]
         return [Event("edit", calling_line())]
-
-
-def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Yield the parameters of an optimizer."""
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def _sums_of_window(events: Sequence[Event]) -> dict[int, Tensor]:
@@ -103,19 +105,22 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _common_factor(gradients: Mapping[int, Tensor], others: Mapping[int, Tensor | None]) -> float | None:
-    """Return k if each of these gradients is k times the other of its parameter, up to rounding."""
-    factors = [_factor(x, others.get(key)) for key, x in gradients.items()]
-    first = factors[0] if factors else None
-    if first is None:
-        return None
-    return first if all(k is not None and isclose(k, first, rel_tol=SAME_FACTOR) for k in factors) else None
+    """Return k if each of these gradients is k times the other one, up to rounding; None otherwise."""
+    common: float | None = None
+    for key, gradient in gradients.items():
+        factor = _factor(gradient, others.get(key))
+        if common is None:
+            common = factor
+        if factor is None or common is None or not isclose(factor, common, rel_tol=SAME_FACTOR):
+            return None
+    return common
 
 
 def _factor(a: Tensor | None, b: Tensor | None) -> float | None:
     """Return k in a = k · b, up to rounding; None if there is none."""
     if a is None or b is None or not b.any():
         return None
-    wide, other = a.double(), b.double()
-    factor = float((wide * other).sum() / (other * other).sum())
-    apart = float((wide - factor * other).norm())
-    return factor if apart <= ROUNDINGS * torch.finfo(a.dtype).eps * float(wide.norm()) else None
+    wide_a, wide_b = a.double(), b.double()
+    factor = float((wide_a * wide_b).sum() / (wide_b * wide_b).sum())  # by least squares
+    apart = float((wide_a - factor * wide_b).norm())
+    return factor if apart <= ROUNDINGS * torch.finfo(a.dtype).eps * float(wide_a.norm()) else None

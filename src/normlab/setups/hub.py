@@ -47,10 +47,13 @@ def _reason(name: str, error: Exception) -> str:
         page = f"https://huggingface.co/{name}"
         return f"{name} is gated: accept its conditions at {page}, and type: hf auth login"
     if isinstance(error, errors.RepositoryNotFoundError):
-        say = f"the Hub has no model {name} that you may read, and there is no such folder"
-        return f"{say}; look for a typo, or type hf auth login if it is private"
+        return (
+            f"the Hub has no model {name} that you may read, and there is no such folder; look for a typo, "
+            "or type hf auth login if it is private"
+        )
     if isinstance(error, errors.RemoteEntryNotFoundError):
         return f"{name} has no {CONFIGURATION} on the Hub; save its configuration in a folder, and name that"
-    say = f"there is no folder {name}, the local cache has no model of that name, and the Hub cannot be asked"
-    do = f"connect to the network, or name a folder that holds a {CONFIGURATION}"
-    return f"{say} ({in_one_line(error)}); {do}"
+    return (
+        f"there is no folder {name}, the local cache has no model of that name, and the Hub cannot be asked "
+        f"({in_one_line(error)}); connect to the network, or name a folder that holds a {CONFIGURATION}"
+    )

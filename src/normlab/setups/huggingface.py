@@ -49,8 +49,8 @@ def setup_from_configuration(
     unless that is trusted, for an architecture without a loss, for a model that cannot be shrunk, and for one
     that does not fit in memory.
     """
-    given = _Given.of(str(source), trusted=trust_remote_code)
-    config, build, head, facts = _model_of(given, shrink=shrink)
+    configuration = _Configuration.of(str(source), trusted=trust_remote_code)
+    config, build, head, facts = _model_of(configuration, shrink=shrink)
     with same_random_state(seed):
         try:
             model = build(config)
@@ -62,7 +62,7 @@ def setup_from_configuration(
             batch["labels"] = functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
     head_over_words: Any = getattr(model, "get_output_embeddings", lambda: None)()
     # a default of the library is no word, and a classifier has no head over words that could be tied
-    is_tied = given.content.get("tie_word_embeddings") is True and head_over_words is not None
+    is_tied = configuration.content.get("tie_word_embeddings") is True and head_over_words is not None
     declare = Declaration(
         tied=is_tied or None,
         pad_id=_id(config, "pad_token_id"),
@@ -81,8 +81,8 @@ def setup_from_configuration(
 
 
 @dataclass(frozen=True)
-class _Given:
-    """A configuration as it was given."""
+class _Configuration:
+    """A configuration as it was configuration."""
 
     library: Any
     """The package transformers."""
@@ -92,7 +92,7 @@ class _Given:
     trusted: bool
 
     @classmethod
-    def of(cls, source: str, *, trusted: bool) -> _Given:
+    def of(cls, source: str, *, trusted: bool) -> _Configuration:
         """Find a configuration and read it."""
         try:
             import transformers
@@ -105,7 +105,7 @@ class _Given:
         return cls(transformers, source, folder, content, trusted)
 
     def config(self) -> Any:
-        """Return it as an object of transformers; code is found by the name that was given."""
+        """Return it as an object of transformers; code is found by the name that was configuration."""
         return self._loaded(self.source if self.trusted else str(self.folder), trusted=self.trusted)
 
     def with_content(self, content: Mapping[str, Any]) -> Any:
@@ -119,26 +119,29 @@ class _Given:
         try:
             return read(place, local_files_only=not trusted, trust_remote_code=trusted)
         except Exception as error:
-            say = f"transformers cannot read config.json of {self.source}"
-            raise UserError(f"{say}: {in_one_line(error)}") from error
+            raise UserError(
+                f"transformers cannot read config.json of {self.source}: {in_one_line(error)}"
+            ) from error
 
 
-def _model_of(given: _Given, *, shrink: bool | None) -> tuple[Any, Build, str, dict[str, str]]:
+def _model_of(
+    configuration: _Configuration, *, shrink: bool | None
+) -> tuple[Any, Build, str, dict[str, str]]:
     """Return the configuration of the model that is checked, a function that builds it, the kind of its head,
     and what was done to the configuration.
     """
-    content, asked = within_reason(given.content)
-    config = given.with_content(content) if asked else given.config()
-    build, head = _builder(given.library, config, trusted=given.trusted)
+    content, asked = within_reason(configuration.content)
+    config = configuration.with_content(content) if asked else configuration.config()
+    build, head = _builder(configuration.library, config, trusted=configuration.trusted)
     try:
         parameters = count_parameters(build, config, asked)
     except Exception as error:
-        raise UserError(f"no model can be built from {given.source}: {in_one_line(error)}") from error
+        raise UserError(f"no model can be built from {configuration.source}: {in_one_line(error)}") from error
     if shrink or (shrink is None and parameters > LARGE):
         smaller = shrunk(config, build, asked)
         return smaller.config, build, head, {"shrunk": f"from {parameters:,} {smaller}"}
-    _require_memory(parameters, given.source)
-    return given.config() if asked else config, build, head, {}
+    _require_memory(parameters, configuration.source)
+    return configuration.config() if asked else config, build, head, {}
 
 
 def _read(folder: Path) -> Mapping[str, Any]:
@@ -184,14 +187,17 @@ def _builder(library: Any, config: Any, *, trusted: bool) -> tuple[Build, str]:
     """
     architecture = next(iter(config.architectures or ()), "")
     kind = _head_of_class(library, config, architecture)
-    for head in [kind] if kind else [] if architecture else _usual_heads(config):
-        remote = _auto(head) in (getattr(config, "auto_map", None) or {})
+    heads = [kind] if kind else list[str]()
+    if not architecture:
+        heads = _usual_heads(config)
+    for head in heads:
+        is_in_its_own_code = _auto(head) in (getattr(config, "auto_map", None) or {})
         auto = getattr(library, _auto(head))
-        if type(config) in auto._model_mapping or remote:
+        if type(config) in auto._model_mapping or is_in_its_own_code:
             return partial(auto.from_config, trust_remote_code=trusted), _read_head(config, head)
-    named = getattr(library, architecture, None)
-    if kind and isinstance(named, type) and issubclass(named, library.PreTrainedModel):
-        return named, _read_head(config, kind)
+    cls = getattr(library, architecture, None)
+    if kind and isinstance(cls, type) and issubclass(cls, library.PreTrainedModel):
+        return cls, _read_head(config, kind)
     raise UserError(
         f"{architecture or type(config).__name__} has no head for which a batch can be made; name one in "
         f'"architectures" of config.json, that ends in For{", For".join(HEADS)}, or write a function setup()'

@@ -1,9 +1,9 @@
-"""What modules hold, as a pass of the model found it: buffers, frozen tensors and plain numbers, truths and
-nothing; and of the weights that train those that the script changes by hand.
+"""Keep what modules hold beside the weights that an optimizer trains, so that a pass can be computed again.
 
-A script may change these between two steps, as one that balances its experts by hand does, and a module in
-each call, as a codebook of moving averages does. A recorded pass can only be computed again from what it
-found.
+These are buffers, frozen tensors, and attributes that are plain numbers, truths or None. A script may change
+them between two steps, as one that balances its experts by hand does, and a module may change them in each
+call, as a codebook of moving averages does. A recorded pass can only be repeated with the values that it
+found. Of the weights that train, those that the script changes by hand are kept as well.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class KeptValue:
 
 
 class ModuleState:
-    """The values that modules held before a pass called them for the first time."""
+    """The values that modules held before a pass called them for the first time, by where they stood."""
 
     def __init__(self, entries: Iterable[KeptValue] = ()) -> None:
         self._entries = {(id(entry.table), entry.name): entry for entry in entries}
@@ -75,24 +75,32 @@ class ModuleState:
         """What is too large to be kept, by its class and name, with its bytes."""
 
     def keep(self, module: nn.Module, earlier: ModuleState, most_bytes: int) -> None:
-        """Keep what a module and those in it hold now. What is as it was in an ``earlier`` state is not
-        copied again; of frozen parameters no more than ``most_bytes`` are, of other tensors ``MOST_BYTES``.
+        """Keep what a module and those in it hold now.
+
+        Args:
+            module: The module.
+            earlier: The state that an earlier pass found. What is as it was there is not copied again.
+            most_bytes: How many bytes of frozen parameters are copied at most; of other tensors it is
+                ``MOST_BYTES``.
         """
         for part in module.modules():
             tables: list[dict[str, Any]] = [table_of_parameters(part), table_of_buffers(part), vars(part)]
             for table in tables:
-                if not isinstance(table, dict):
-                    continue  # as in a compiled TorchScript module, which makes it anew each time
-                for name, value in table.items():
-                    if not _is_state(value):
-                        continue
-                    if self._fits((id(table), name), value, most_bytes):
-                        self._keep_entry(table, name, earlier)
-                    elif not isinstance(value, Parameter):
-                        self.left_out[f"{type(part).__name__}.{name}"] = value.nbytes
+                if isinstance(table, dict):  # a compiled TorchScript module has another, made anew each time
+                    self._keep_table(type(part).__name__, table, earlier, most_bytes)
 
-    def _fits(self, key: tuple[int, str], value: Any, most_of_frozen: int) -> bool:
-        """Return whether there is room for a copy of a value, and take it."""
+    def _keep_table(self, owner: str, table: dict[str, Any], earlier: ModuleState, most_bytes: int) -> None:
+        """Keep the values in a table of a module whose class is called ``owner``."""
+        for name, value in table.items():
+            if not _is_state(value):
+                continue
+            if self._takes_room((id(table), name), value, most_bytes):
+                self._keep_entry(table, name, earlier)
+            elif not isinstance(value, Parameter):
+                self.left_out[f"{owner}.{name}"] = value.nbytes
+
+    def _takes_room(self, key: tuple[int, str], value: Any, most_of_frozen: int) -> bool:
+        """Take room for a copy of a value. Return whether there was enough."""
         if not isinstance(value, Tensor) or key in self._entries:
             return True
         is_frozen = isinstance(value, Parameter)
@@ -107,7 +115,7 @@ class ModuleState:
         self._entries[key] = before if before is not None and before.is_there else KeptValue.of(table, name)
 
     def holds(self, table: dict[str, Any], name: str) -> bool:
-        """Return whether it is known what stood in a place."""
+        """Return whether it is known what stood under a name in a table."""
         return (id(table), name) in self._entries
 
     def add(self, entries: Iterable[KeptValue]) -> None:
@@ -115,7 +123,7 @@ class ModuleState:
         self._entries = {(id(entry.table), entry.name): entry for entry in entries} | self._entries
 
     def add_later(self, later: ModuleState) -> None:
-        """Add what a later part of the pass found, of what no earlier part has found."""
+        """Add what a later part of the same pass found, unless an earlier part has found something there."""
         self._entries = later._entries | self._entries
         self.left_out |= later.left_out
 
@@ -139,7 +147,7 @@ class ModuleState:
 
 
 class StateWatch:
-    """Keeps the state that each pass finds."""
+    """Keeps the state that each pass finds, while a script runs."""
 
     def __init__(self) -> None:
         self._earlier, self._state = ModuleState(), ModuleState()
@@ -150,7 +158,8 @@ class StateWatch:
         """Return whether this pass has seen a module already, with gradients if they are on now. Calls before
         the first one with gradients may belong to an evaluation, after which a script may change something.
         """
-        return self._seen.get(id(module), False) or (id(module) in self._seen and not torch.is_grad_enabled())
+        was_with_gradients = self._seen.get(id(module))
+        return was_with_gradients is not None and (was_with_gradients or not torch.is_grad_enabled())
 
     def before_call(self, module: nn.Module, most_bytes: int) -> None:
         """Keep the state of a module that this pass has not seen."""
@@ -159,11 +168,11 @@ class StateWatch:
 
     @property
     def of_pass(self) -> ModuleState | None:
-        """The state that the pass found which is under way; None if it has called no module yet."""
+        """The state that the pass under way has found; None if it has called no module yet."""
         return self._state if self._seen else None
 
     def end_pass(self) -> ModuleState:
-        """Return the state that the pass found which ends now."""
+        """Return the state that the pass found which ends here."""
         self._earlier, self._state = self._state, ModuleState()
         self._seen.clear()
         return self._earlier

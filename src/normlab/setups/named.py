@@ -41,19 +41,22 @@ def sources(setup: Setup, places: Iterable[str]) -> dict[str, dict[str, str | in
     class also stands in for what no function of the user's makes, such as an optimizer of torch, which
     ``is_stand_in`` says.
     """
-    model, found = unwrap(setup.model), dict[str, dict[str, str | int]]()
+    model, lines = unwrap(setup.model), dict[str, dict[str, str | int]]()
     functions = {name: _line(getattr(setup, name)) for name in ("loss", "step", "optimizer", "scheduler")}
     for place in places:
         if line := functions.get(place):
-            found[place] = line
+            lines[place] = line
         elif place in functions:
-            found[place] = _line_of_module(model, "") | {"is_stand_in": True}
+            lines[place] = _line_of_module(model, "") | {"is_stand_in": True}
         else:
-            found[place] = _line_of_module(model, place)
-    return found
+            lines[place] = _line_of_module(model, place)
+    return lines
 
 
 def _line_of_module(model: nn.Module, path: str) -> dict[str, str | int]:
+    """Return the place of the class of the innermost module around a path whose class is the user's; without
+    one, the file of the model's class.
+    """
     names = path.split(".") if path else []
     for kept in range(len(names), -1, -1):
         with suppress(AttributeError):  # no such module: a parameter, or an entry of the batch
@@ -95,5 +98,5 @@ def _place(file: str, line: int) -> dict[str, str | int] | None:
     path, here = Path(file).resolve(), Path.cwd()
     if not path.is_file() or is_library(file) or is_library(str(path)):
         return None
-    shown = path.relative_to(here) if path.is_relative_to(here) else path
-    return {"file": shown.as_posix(), "line": max(line, 1)}
+    as_seen = path.relative_to(here) if path.is_relative_to(here) else path
+    return {"file": as_seen.as_posix(), "line": max(line, 1)}

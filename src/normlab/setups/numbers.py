@@ -21,7 +21,7 @@ OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
     "__ceil__": math.ceil,
     "__divmod__": divmod,
 }
-"""What Python computes of numbers, by the special method that it asks."""
+"""The operations of Python on numbers, by the name of the special method that Python calls for each."""
 del OPERATIONS["__index__"]  # it takes the value of an int without asking
 
 
@@ -56,6 +56,8 @@ class FollowedInt(int):
 
 
 def _computed(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the special method of an operation, such as ``__add__``."""
+
     def method(number: Any, *others: Any) -> Any:
         if not all(isinstance(other, (int, float)) for other in others):
             return NotImplemented  # a tensor computes with it by its own method, which is recorded as well
@@ -65,6 +67,10 @@ def _computed(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reflected(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the special method by which Python computes an operation whose second number is a followed one,
+    such as ``__radd__``.
+    """
+
     def method(number: Any, other: Any, *more: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
@@ -74,6 +80,7 @@ def _reflected(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _conversion(kind: type) -> Callable[..., Any]:
+    """Return the special method that makes a plain number of a type, such as ``__float__``."""
     return lambda number: number.recorder.convert(kind, number)
 
 
@@ -98,7 +105,8 @@ def is_followed(value: Any) -> bool:
 
 
 def unfollowed(value: Any) -> Any:
-    """Return a number without anybody who is told of it; other values as they are."""
+    """Return a followed number as a plain one; other values as they are."""
+    # the operators of the base classes, as nobody is to be told of these
     if isinstance(value, FollowedFloat):
         return float.__add__(value, 0.0)
     if isinstance(value, FollowedInt):

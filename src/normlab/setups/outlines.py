@@ -1,4 +1,8 @@
-"""What is kept of a tensor when only a proof will ask for it: enough to tell whether another is the same."""
+"""Keep enough of a tensor to tell whether another one is the same, where keeping the tensor takes too much
+memory.
+
+A proof compares every activation of a step with the recorded one.
+"""
 
 from __future__ import annotations
 

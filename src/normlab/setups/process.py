@@ -86,9 +86,8 @@ def _settings_of_python() -> Iterator[Setting]:
         yield partial(getattr, sys, name), partial(setattr, sys, name)
     if threading.current_thread() is threading.main_thread():  # the only one that may
         for number in signal.valid_signals():
-            if (
-                signal.getsignal(number) is not None
-            ):  # or it is handled by what is not Python, as in a debugger
+            # None stands for a handler that is not Python's, as a debugger's: nothing could put it back
+            if signal.getsignal(number) is not None:
                 yield partial(signal.getsignal, number), partial(signal.signal, number)
 
 
@@ -120,7 +119,8 @@ def _readable(get: Callable[[], Any], put: Callable[..., Any]) -> Iterator[Setti
     """Yield a setting if it can be read without an argument."""
 
     def read() -> Any:
-        with suppress(Exception):  # also where a script has mixed old names of a flag with new ones
+        # it raises if it takes arguments, or if a script has mixed old names of a flag with new ones
+        with suppress(Exception):
             return get()
         return None
 

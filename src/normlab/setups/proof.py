@@ -1,11 +1,15 @@
-"""Prove a flow: on the step that was recorded, and on the batch of a later one."""
+"""Prove that a flow computes what the script computed: on the recorded step, and on the batch of a later one.
+
+The first proof (``Flow.prove``) shows that nothing is missing. It cannot show that the flow takes nothing of
+the batch for a constant, such as a length that the script computes in Python: with the same batch, that is
+the same. So the flow is also run on the batch of a later step, if one was recorded, and must give the loss
+that the script had there (``LaterStep``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -14,9 +18,9 @@ from torch import Tensor
 from normlab.errors import UserError
 from normlab.setups.arguments import Number
 from normlab.setups.flow import Flow, NotRepeatableError, apart
+from normlab.setups.micro_batch_flow import flow_of, scaling_calls
 from normlab.setups.recording import Escape, MicroBatch, RecordedCall, ancestors
 from normlab.setups.setup import Ability, Setup
-from normlab.setups.shown import flow_of, scaling_calls
 from normlab.trace.restore import restored
 from normlab.trace.tensors import eager
 
@@ -33,48 +37,55 @@ class ProvenFlow:
 
 def proven_window(
     window: Sequence[MicroBatch],
-    again: MicroBatch | None,
+    next_pass: MicroBatch | None,
     held: Collection[int],
     known: Mapping[MicroBatch, ProvenFlow],
 ) -> list[ProvenFlow]:
-    """Return the flows of the micro-batches of a step, each with what its proofs say. ``held`` are the ids of
-    the parameters that the optimizers of the step hold, and ``again`` is the first micro-batch of a later
-    step, if there is one. Those that are ``known`` are not proven once more.
+    """Return the flows of the micro-batches of a step, each with what its proofs say.
 
     Other batches are a question to the first alone: what its flow depends on, those of the others do as well.
 
+    Args:
+        window: The micro-batches.
+        next_pass: The first micro-batch of a later step, if there is one.
+        held: The parameters, by ``id``, that the optimizers of the step hold.
+        known: Micro-batches that were proven before, and are not proven once more.
+
     Raises NotRepeatableError if no module with parameters takes part in the loss.
     """
-    first = known.get(window[0]) or proven_flow(window[0], held, again)
-    scalings = _common_scalings(window[0], again)
-    mattering = {(escape.name, escape.line) for escape in first.flow.escapes}
+    first = known.get(window[0]) or proven_flow(window[0], held, next_pass)
+    scalings = _common_scalings(window[0], next_pass)
+    compared = {(escape.name, escape.line) for escape in first.flow.escapes}
     proven = [first]
     for micro_batch in window[1:]:
-        each, _ = _repeated_flow(micro_batch, held, scalings, [])
-        escapes = [escape for escape in each.flow.escapes if (escape.name, escape.line) in mattering]
-        proven.append(replace(each, flow=replace(each.flow, escapes=tuple(escapes))))
+        repeated, _ = _repeated_flow(micro_batch, held, scalings, [])
+        escapes = [escape for escape in repeated.flow.escapes if (escape.name, escape.line) in compared]
+        proven.append(replace(repeated, flow=replace(repeated.flow, escapes=tuple(escapes))))
     return proven
 
 
 def proven_flow(
-    micro_batch: MicroBatch, held: Collection[int], again: MicroBatch | None = None
+    micro_batch: MicroBatch, held: Collection[int], next_pass: MicroBatch | None = None
 ) -> ProvenFlow:
-    """Return the flow of a micro-batch with what its proofs say, see ``proven_window``."""
-    kept: list[RecordedCall] = []
-    scalings = _common_scalings(micro_batch, again)
+    """Return the flow of one micro-batch with what its proofs say; the arguments are those of
+    ``proven_window``.
+    """
+    not_repeated: list[RecordedCall] = []
+    scalings = _common_scalings(micro_batch, next_pass)
     while True:
-        proven, unrepeated = _repeated_flow(micro_batch, held, scalings, kept)
-        flow = proven.flow
+        proven, unrepeated = _repeated_flow(micro_batch, held, scalings, not_repeated)
         if proven.cannot:
             return proven
-        later = None if again is None else LaterStep.of(flow, micro_batch, again, held, kept, scalings)
+        flow = proven.flow
+        later = None
+        if next_pass is not None:
+            later = LaterStep.of(flow, micro_batch, next_pass, held, not_repeated, scalings)
         if later is None or later.differs_in is None or flow.depends_on_model(later.differs_in):
             break
-        kept.append(later.differs_in)  # it makes the batch out of more than tensors
-    escapes = [escape for escape in flow.escapes if later is None or not later.is_harmless(escape)]
-    scaling = [call for call, _ in scaling_calls(micro_batch)[:scalings]]
-    mattering = _may_come_back if later is not None else partial(_may_be_computed_of, scaling)
-    escapes = [escape for escape in escapes if mattering(escape, flow)]
+        # it makes the batch out of more than the tensors that it reads, so the batch begins after it
+        not_repeated.append(later.differs_in)
+    escapes = _mattering_escapes(flow, later, scaling_calls(micro_batch)[:scalings])
+    # truths and whole numbers are compared whenever the flow runs on another batch, so they may matter
     compared = [escape for escape in escapes if isinstance(escape.read, int) and escape not in unrepeated]
     reasons = [_sentence(escape) for escape in escapes if escape not in compared]
     if later is not None and later.difference:
@@ -84,36 +95,41 @@ def proven_flow(
 
 
 def _repeated_flow(
-    micro_batch: MicroBatch, held: Collection[int], scalings: int, kept: list[RecordedCall]
+    micro_batch: MicroBatch, held: Collection[int], scalings: int, not_repeated: list[RecordedCall]
 ) -> tuple[ProvenFlow, list[Escape]]:
     """Return the flow of a micro-batch as far as it can be repeated, and the escapes that cannot be.
 
     Where a call that makes the batch cannot be repeated, as one that draws random numbers of its own, it is
-    added to ``kept``, and the batch begins after it.
+    added to ``not_repeated``, and the batch begins after it.
     """
     while True:
-        flow = flow_of(micro_batch, held, kept, scalings=scalings)
+        flow = flow_of(micro_batch, held, not_repeated, scalings=scalings)
         unrepeated: list[Escape] = []
         try:
             gradients = flow.prove(micro_batch, unrepeated)
         except NotRepeatableError as error:
             if error.call is not None and not flow.depends_on_model(error.call):
-                kept.append(error.call)
+                not_repeated.append(error.call)
                 continue
             lost: Ability = "gradient" if error.call is None else "loss"
             return ProvenFlow(flow, {lost: str(error)}, {}), unrepeated
         return ProvenFlow(flow, {}, gradients), unrepeated
 
 
-def _common_scalings(micro_batch: MicroBatch, again: MicroBatch | None) -> int:
+def _common_scalings(micro_batch: MicroBatch, next_pass: MicroBatch | None) -> int:
     """Return how many of the last calls scale the loss: by the same number in both steps. Another number is
     one of the batch, such as a count of targets.
     """
-    first = [factor for _, factor in scaling_calls(micro_batch)]
-    if again is None:
-        return len(first)
-    pairs = zip(first, (factor for _, factor in scaling_calls(again)), strict=False)
-    return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+    factors = [factor for _, factor in scaling_calls(micro_batch)]
+    if next_pass is None:
+        return len(factors)
+    next_factors = [factor for _, factor in scaling_calls(next_pass)]
+    common = 0
+    for factor, next_factor in zip(factors, next_factors, strict=False):
+        if factor != next_factor:
+            break
+        common += 1
+    return common
 
 
 class LaterStep:
@@ -122,10 +138,15 @@ class LaterStep:
     It must be the same loss. If it is, what left torch with another value there does not matter. If not,
     something of the batch is a constant in the flow: what left torch with another value or, if nothing did,
     something that was never seen.
+
+    Args:
+        flow: That of the first step.
+        later: That of the later step.
+        next_pass: Where the later one comes from.
     """
 
-    def __init__(self, flow: Flow, later: Flow, again: MicroBatch) -> None:
-        self._flow, self._later, self._again = flow, later, again
+    def __init__(self, flow: Flow, later: Flow, next_pass: MicroBatch) -> None:
+        self._flow, self._later, self._next_pass = flow, later, next_pass
         self.differing: list[Escape] = []
         """What left torch with another value there."""
         self.differs_in: RecordedCall | None = None
@@ -141,40 +162,47 @@ class LaterStep:
         cls,
         flow: Flow,
         micro_batch: MicroBatch,
-        again: MicroBatch,
+        next_pass: MicroBatch,
         held: Collection[int],
-        kept: Sequence[RecordedCall],
+        not_repeated: Sequence[RecordedCall],
         scalings: int,
     ) -> LaterStep | None:
-        """Run a flow on the batch of a later step; None if it is the same one, or has other tensors."""
-        first, second = (ancestors(each.calls, each.loss) for each in (micro_batch, again))
-        kept_there = [there for here, there in zip(first, second, strict=False) if here in kept]
+        """Run a flow on the batch of a later step; None if it is the same one, or has other tensors.
+
+        ``not_repeated`` are calls of the first step; those at the same places of the later one are not
+        repeated there.
+        """
+        calls = ancestors(micro_batch.calls, micro_batch.loss)
+        next_calls = ancestors(next_pass.calls, next_pass.loss)
+        pairs = zip(calls, next_calls, strict=False)
+        not_repeated_there = [there for call, there in pairs if call in not_repeated]
         try:
-            later = flow_of(again, held, kept_there, flow.model, scalings)
+            later = flow_of(next_pass, held, not_repeated_there, flow.model, scalings)
         except NotRepeatableError:
             return None
         if later.batch.keys() != flow.batch.keys():
             return None
-        is_same = all(torch.equal(x, flow.batch[name]) for name, x in later.batch.items())
-        return None if is_same else cls(flow, later, again)
+        is_same_batch = all(torch.equal(x, flow.batch[name]) for name, x in later.batch.items())
+        return None if is_same_batch else cls(flow, later, next_pass)
 
     def is_harmless(self, escape: Escape) -> bool:
         """Return whether the loss is known not to depend on what an escape read."""
         return escape in self.differing and self._is_same_loss
 
     def _compare(self) -> str:
+        """Run the flow on the later batch; return what is another, see ``difference``."""
         other_way = self._other_way()
         if other_way and any(call.random_states for call in self._flow.calls):
             return other_way  # nothing says which call drew which random numbers
         draws = [call.random_states for call in (self._flow if other_way else self._later).calls]
         model, batch = self._flow.model, self._later.batch
         setup = Setup(model, self._flow.batch, loss=self._flow.loss_of)
-        with restored(setup), self._again.found.in_place(), eager(), torch.no_grad():
+        with restored(setup), self._next_pass.module_state.in_place(), eager(), torch.no_grad():
             try:
                 values = self._flow.values(model, batch, draws=draws, escaped=self.differing)
             except UserError as error:
                 return "" if self.differing else f"with the batch of the next step, {error}"
-        self._is_same_loss = not apart(values[self._flow.loss], self._again.value(self._later.loss))
+        self._is_same_loss = not apart(values[self._flow.loss], self._next_pass.value(self._later.loss))
         if self._is_same_loss or self.differing:
             return ""
         return other_way or self._first_difference(values)
@@ -184,7 +212,7 @@ class LaterStep:
         overwritten = {number for call in self._flow.calls for number in call.overwritten}
         for call, there in zip(self._flow.calls, self._later.calls, strict=True):
             for number, number_there in zip(call.results, there.results, strict=True):
-                recorded = self._again.value(number_there)
+                recorded = self._next_pass.value(number_there)
                 if number not in overwritten and recorded is not None and apart(values[number], recorded):
                     self.differs_in = call
                     return (
@@ -215,28 +243,46 @@ def _sentence(escape: Escape) -> str:
     )
 
 
+def _mattering_escapes(
+    flow: Flow, later: LaterStep | None, scaling: Sequence[tuple[RecordedCall, float]]
+) -> list[Escape]:
+    """Return the escapes of a flow on which its loss may depend.
+
+    Args:
+        flow: The flow.
+        later: What it gives with another batch, if there is one.
+        scaling: The calls that scale the loss for its backward pass.
+    """
+    if later is not None:
+        escapes = [escape for escape in flow.escapes if not later.is_harmless(escape)]
+        return [escape for escape in escapes if _may_come_back(escape, flow)]
+    calls = [call for call, _ in scaling]
+    return [escape for escape in flow.escapes if _may_be_computed_of(escape, flow, calls)]
+
+
 def _may_come_back(escape: Escape, flow: Flow) -> bool:
     """Return whether what left torch may decide what the flow does after it: as a truth, as a number that its
     calls get from Python, or as a tensor that comes from outside.
     """
-    later = [call for call in flow.calls if call.results[0] > escape.later]
+    later = [call for call in flow.calls if call.results[0] > escape.number]
     if escape.read is None:
-        return any(n > escape.later for n in flow.tensors) or any(not call.reads for call in later)
+        return any(n > escape.number for n in flow.tensors) or any(not call.reads for call in later)
     if isinstance(escape.read, bool):
         return True
     return any(_is_computed_of(number, escape.read) for number in _constants_of(later))
 
 
-def _may_be_computed_of(scaling: Sequence[RecordedCall], escape: Escape, flow: Flow) -> bool:
+def _may_be_computed_of(escape: Escape, flow: Flow, scaling: Sequence[RecordedCall]) -> bool:
     """Return the same where no other batch shows what is computed of what left torch: any number that is not
     whole may be, and any by which the loss is scaled.
     """
-    later = [call for call in flow.calls if call.results[0] > escape.later]
+    later = [call for call in flow.calls if call.results[0] > escape.number]
     if any(isinstance(number, float) for number in _constants_of(later)):
         return True
-    scaled_after = [call for call in scaling if call.results[0] > escape.later]
-    is_scaled = escape.read is None and bool(scaled_after)
-    return is_scaled or _may_come_back(escape, flow)
+    is_scaled_after = any(call.results[0] > escape.number for call in scaling)
+    if escape.read is None and is_scaled_after:
+        return True
+    return _may_come_back(escape, flow)
 
 
 def _constants_of(calls: Iterable[RecordedCall]) -> Iterator[float]:

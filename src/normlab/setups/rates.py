@@ -42,12 +42,13 @@ class RatesByHand:
     @property
     def fact(self) -> str:
         """What was seen, for a report."""
-        said = f"set by hand: {', '.join(f'{max(rates):.3g}' for rates in self.seen)}"
+        largest = [f"{max(rates):.3g}" for rates in self.seen]
+        fact = f"set by hand: {', '.join(largest)}"
         if not self.rise:
-            return said
+            return fact
         if not self.have_a_known_peak:
-            return f"{said}; {self.unknown}"
-        return f"{said}; {max(self.made_with):.3g}, which the optimizer was made with, counts as the peak"
+            return f"{fact}; {self.unknown}"
+        return f"{fact}; {max(self.made_with):.3g}, which the optimizer was made with, counts as the peak"
 
     @property
     def unknown(self) -> str:

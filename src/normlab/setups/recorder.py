@@ -1,15 +1,21 @@
-"""Record the first steps of a script: what it computes, and the calls that make a step of gradients.
+"""Record the first steps of a script: what it computes, and how its loop makes a step of the gradients.
 
-Backward passes, clipping, optimizers and schedules are watched besides the dataflow. An optimizer's step is
-noted and left out, so the script goes on with the weights that it has.
+``DataflowRecorder`` records what is computed. A ``Recorder`` divides that into micro-batches, and notes what
+the loop does in between. ``patches`` makes functions of torch call it:
+
+- A backward pass (``backward``, ``gradient``) ends a micro-batch, to which all calls since the previous pass
+  belong.
+- Clipping, unscaling and schedules are noted as events. What the script does to gradients by hand is found by
+  comparing them with copies, whenever something else happens.
+- An optimizer's step is noted and left out (``_step_or_end``), so the script goes on with the weights that it
+  has. After enough steps the script is ended.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
-from itertools import dropwhile
 from typing import Any
 
 import torch
@@ -21,9 +27,10 @@ from normlab.setups.arguments import Arguments, Number, Reference
 from normlab.setups.callers import calling_line
 from normlab.setups.dataflow import DataflowRecorder
 from normlab.setups.ending import Ending, EnoughSeen
-from normlab.setups.gradients import GradientWatch, parameters_of
+from normlab.setups.gradients import GradientWatch
 from normlab.setups.held_back import HeldBack
 from normlab.setups.module_state import KeptValue, StateWatch, WeightPlaces, memory_of
+from normlab.setups.optimizers import ids_held_by, parameters_of
 from normlab.setups.recording import (
     BackwardPass,
     ChangedWeight,
@@ -39,15 +46,18 @@ from normlab.setups.recording import (
 
 
 class Recorder(DataflowRecorder):
-    """Fills a ``Recording``."""
+    """Fills a ``Recording`` while a script runs.
+
+    Args:
+        steps: The script is ended when an optimizer is about to make its step of this number.
+        optimizer: Which optimizer that is: 1 for any, else its number in the order in which they step first.
+    """
 
     def __init__(self, steps: int, optimizer: int = 1) -> None:
         super().__init__()
-        self._chosen = optimizer
-        """The steps of which optimizer are counted, in the order of their first ones."""
         self.recording = Recording()
         self._steps = steps
-        """How many steps of an optimizer are seen before the script is ended."""
+        self._chosen = optimizer
         self._scaled: dict[int, tuple[Tensor, Tensor, float]] = {}
         """What a ``GradScaler`` returned, by ``id``: itself, what was scaled, and by how much."""
         self._gradients = GradientWatch()
@@ -61,15 +71,16 @@ class Recorder(DataflowRecorder):
         self.is_scheduling = False
         """Whether a schedule is being made or stepped."""
 
+    # --------------------------------------------------------- what a pass finds, and what the script changes
+
     def before_call(self, module: nn.Module) -> None:
-        """Keep what a module holds beside the weights that train, and of its frozen weights no more bytes
-        than the optimizers hold: so much is kept of the gradients, too.
-        """
+        """Keep what a module holds beside the weights that train, so that the pass can be repeated."""
         if self._states.is_seen(module):
             return
         self._weights.add(module)
+        # of frozen weights no more than gradients take: a large frozen model does not fit twice
         trained = [p for optimizer in self.recording.optimizers for p in parameters_of(optimizer)]
-        self._states.before_call(module, sum(p.nbytes for p in trained))
+        self._states.before_call(module, most_bytes=sum(p.nbytes for p in trained))
 
     def before_write(self, tensors: Sequence[Tensor]) -> None:
         """Look at what the script's own code is about to write to."""
@@ -78,20 +89,20 @@ class Recorder(DataflowRecorder):
 
     def _keep_weights(self, tensors: Sequence[Tensor]) -> None:
         """Keep the weights among these that train, for the passes that have found them as they are now."""
-        passes = [each.found for each in self.recording.micro_batches]
+        states = [micro_batch.module_state for micro_batch in self.recording.micro_batches]
         if self._states.of_pass is not None:
-            passes.append(self._states.of_pass)
-        if not passes:
+            states.append(self._states.of_pass)
+        if not states:
             return
-        for key, place in self._weights.among(tensors).items():
-            new_to = [state for state in passes if not state.holds(*place)]
-            if not new_to:
+        for parameter, place in self._weights.among(tensors).items():
+            lacking = [state for state in states if not state.holds(*place)]
+            if not lacking:
                 continue
             kept = KeptValue.of(*place)
-            for state in new_to:
+            for state in lacking:
                 state.add([kept])
-            change = ChangedWeight(kept, calling_line(), not self.recording.stepped)
-            self.recording.changed_weights.setdefault(key, change)
+            change = ChangedWeight(kept, calling_line(), is_within_step=not self.recording.stepped)
+            self.recording.changed_weights.setdefault(parameter, change)
 
     def _end_before_step_by_hand(self, tensors: Sequence[Tensor]) -> None:
         """End the script where its own code is about to step: where it writes to a weight that has a
@@ -99,10 +110,9 @@ class Recorder(DataflowRecorder):
         """
         if not self.recording.micro_batches or self.recording.stepped:
             return
-        held = {id(p) for optimizer in self.recording.optimizers for p in parameters_of(optimizer)}
         called = [call.module for call in self.recording.micro_batches[-1].calls if call.module is not None]
         weights = [p for module in called for p in module.parameters() if p.grad is not None]
-        if any(id(p) in held for p in weights):
+        if not ids_held_by(self.recording.optimizers).isdisjoint(map(id, weights)):
             return
         # by their memory: what is written to may be ``p.data``, another tensor of the same numbers
         places = {p.untyped_storage().data_ptr() for p in weights}
@@ -116,12 +126,13 @@ class Recorder(DataflowRecorder):
     def backward(self, original: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass, and keep what led to it as a micro-batch."""
         if self._ending.has_begun and threading.get_ident() == self._thread:
-            # the script has caught it, and may never come to a step again, as a scaler refuses another one
+            # The script has caught the end, and may never come to a step again: a GradScaler, for one,
+            # refuses to step twice. So it is ended here.
             self._ending.raise_in_script()
         if self.is_paused or not isinstance(loss, Tensor):
             return original(loss, *args, **kwargs)
         with self.paused():
-            self._look_at_gradients()
+            self._note_changes_by_hand()
             micro_batch, number = self._end_micro_batch(loss)
             before = self._gradients.seen
             self._is_in_backward = True
@@ -130,7 +141,7 @@ class Recorder(DataflowRecorder):
             finally:
                 self._is_in_backward = False
             if self.recording.steps_in_backward:
-                micro_batch.watched = frozenset()  # their gradients may be gone
+                micro_batch.watched = frozenset()  # whoever steps there may have dropped their gradients
             self._copy_gradients()
             self._add_pass(micro_batch, number, self._gradients.added(before))
         return result
@@ -140,20 +151,18 @@ class Recorder(DataflowRecorder):
     ) -> Any:
         """Run ``torch.autograd.grad``: a backward pass, if parameters are all that it is asked for."""
         wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-        of_parameters = all(isinstance(x, nn.Parameter) for x in wanted)
-        if (
-            self.is_paused
-            or kwargs.get("create_graph")
-            or not of_parameters
-            or not isinstance(outputs, Tensor)
-        ):
+        is_of_parameters = isinstance(outputs, Tensor) and all(isinstance(x, nn.Parameter) for x in wanted)
+        is_part_of_a_loss = kwargs.get("create_graph")
+        if self.is_paused or is_part_of_a_loss or not is_of_parameters:
             return original(outputs, inputs, *args, **kwargs)
         with self.paused():
             micro_batch, number = self._end_micro_batch(outputs)
             self._gradients.add(wanted)
             result = original(outputs, inputs, *args, **kwargs)
-            given = zip(wanted, result, strict=True)
-            gradients = {id(p): gradient.detach().clone() for p, gradient in given if gradient is not None}
+            gradients: dict[int, Tensor] = {}
+            for parameter, gradient in zip(wanted, result, strict=True):
+                if gradient is not None:
+                    gradients[id(parameter)] = gradient.detach().clone()
             self._add_pass(micro_batch, number, gradients)
         return result
 
@@ -217,28 +226,35 @@ class Recorder(DataflowRecorder):
 
     @staticmethod
     def _add_pass(micro_batch: MicroBatch, loss: Number, gradients: Mapping[int, Tensor]) -> None:
-        """Note a backward pass, and what it gave."""
-        for key, gradient in gradients.items():
-            micro_batch.add_gradient(key, gradient)
-        reached = frozenset(key for key, gradient in gradients.items() if gradient.any())
+        """Note a backward pass, and the gradients that it gave, by ``id`` of the parameter."""
+        for parameter, gradient in gradients.items():
+            micro_batch.add_gradient(parameter, gradient)
+        reached = frozenset(parameter for parameter, gradient in gradients.items() if gradient.any())
         micro_batch.passes.append(BackwardPass(loss, reached))
 
+    # -------------------------------------------------------------------------------------- micro-batches
+
     def _end_micro_batch(self, loss: Tensor) -> tuple[MicroBatch, Number]:
-        """Return the micro-batch whose backward pass begins from this loss, and the value that this is."""
+        """Let the calls since the last pass lead to this loss, from which a backward pass is about to begin.
+
+        Returns:
+            The micro-batch that they belong to, which is an earlier one if they continue that; and the number
+            of the loss, without the factor of a ``GradScaler``.
+        """
         self.names.look(self.values.known)
         _, unscaled, scale = self._scaled.get(id(loss), (loss, loss, 1.0))
         for call in self._calls:
             if call.module is not None:
                 self._gradients.add(p for p in call.module.parameters() if p.requires_grad)
         number = self.values.number(unscaled)
-        micro_batch = self._continued(number, scale)
+        micro_batch = self._continued_micro_batch(number, scale)
         if micro_batch is None:
             micro_batch = self._new_micro_batch(unscaled, number, scale)
         else:
             self._continue(micro_batch, unscaled, number)
+        micro_batch.watched = frozenset(self._gradients.parameters)
         self.values.begin_micro_batch()
         self._lines_of_names.clear()
-        micro_batch.watched = frozenset(self._gradients.parameters)
         self._calls, self._escapes = list[RecordedCall](), list[Escape]()
         return micro_batch, number
 
@@ -249,83 +265,93 @@ class Recorder(DataflowRecorder):
             scale=scale,
             names=dict(self.names.of_tensors),
             tensors={**self.values.all(), number: loss.detach().requires_grad_()},
-            before=dict(self.values.before),
+            copies=dict(self.values.copies),
             escapes=self._escapes,
             loaded=set(self.values.loaded),
-            made=set(self.values.made_of_none),
+            made=set(self.values.made),
             sized=set(self.values.sized),
             module_names=dict(self.names.of_modules),
-            found=self._states.end_pass(),
+            module_state=self._states.end_pass(),
         )
         self.recording.micro_batches.append(micro_batch)
         self.note(Event("backward", micro_batch))
         return micro_batch
 
-    def _continued(self, loss: Number, scale: float) -> MicroBatch | None:
-        """Return the micro-batch before, if this loss is a second one of the same passes of the model, or one
+    def _continued_micro_batch(self, loss: Number, scale: float) -> MicroBatch | None:
+        """Return the micro-batch that the calls since the last pass continue; None if they begin a new one.
+
+        They continue the one before if this loss is a second one of the same passes of the model, or is one
         of modules that the pass before does not train. Either way two backward passes have the gradient of
-        the sum of their losses.
+        the sum of their losses, so that one flow stands for both.
         """
-        own = {
-            id(p)
-            for call in self._calls
-            if call.module is not None and call.surroundings.gradients
-            for p in call.module.parameters()
-            if p.requires_grad
-        }
-        # what another loss trains may be zeroed in between
-        others = dropwhile(lambda e: e.kind == "zero" and own >= {id(p) for p in e.subject}, self._latest)
-        event = next(others, None)
-        if event is None or event.kind != "backward":
+        trained = self._trained_since_last_pass()
+        earlier = self._latest_micro_batch(trained)
+        if earlier is None or earlier.scale != scale:
             return None
-        earlier: MicroBatch = event.subject
-        if earlier.scale != scale:
-            return None
-        reached = {key for each in earlier.passes for key in each.reached}
+        reached = {parameter for each in earlier.passes for parameter in each.reached}
         # where no gradient was seen to arrive, as on a rank that does not wait for others, nothing is known
-        if own and reached and own.isdisjoint(reached):
+        if trained and reached and trained.isdisjoint(reached):
             return earlier
-        made = {number for call in earlier.calls for number in call.results}
-        if scale != 1 or made.isdisjoint(sources(self._calls, [loss])):
+        if scale != 1:
             return None
-        # a batch that was made before the first backward pass is read by all micro-batches, which are several
-        of_model = {n for call in model_calls(earlier.calls) for n in call.results}
+        # What the model gave, not any value of the earlier pass: a batch that was made before the first
+        # backward pass is read by all micro-batches, and they are several nevertheless.
+        of_model = {number for call in model_calls(earlier.calls) for number in call.results}
         return None if of_model.isdisjoint(sources(self._calls, [loss])) else earlier
 
-    @property
-    def _latest(self) -> Iterator[Event]:
-        """What the loop did, the last first."""
-        return reversed(self.recording.events)
+    def _trained_since_last_pass(self) -> set[int]:
+        """Return the parameters, by ``id``, of the modules that were called with gradients since the last
+        backward pass.
+        """
+        trained = set[int]()
+        for call in self._calls:
+            if call.module is not None and call.surroundings.gradients:
+                trained.update(id(p) for p in call.module.parameters() if p.requires_grad)
+        return trained
+
+    def _latest_micro_batch(self, trained: Set[int]) -> MicroBatch | None:
+        """Return the micro-batch of the last backward pass, if nothing but a zeroing of gradients of
+        ``trained`` parameters has come after it.
+        """
+        for event in reversed(self.recording.events):
+            if event.kind == "backward":
+                return event.subject
+            if event.kind != "zero" or not {id(p) for p in event.subject} <= trained:
+                return None
+        return None
 
     def _continue(self, micro_batch: MicroBatch, loss: Tensor, number: Number) -> None:
-        """Let a micro-batch go on: its loss is the sum of the one before and of this one."""
+        """Let a micro-batch go on: its loss becomes the sum of the one that it has and of this one."""
         sum_of_both = micro_batch.tensors[micro_batch.loss].detach() + loss.detach()
         total = self.values.add(sum_of_both.requires_grad_())
-        together = RecordedCall(
-            torch.add,
-            None,
-            Arguments.of((Reference(micro_batch.loss), Reference(number)), {}),
-            (total,),
-            ((),),
-            (),
-            Surroundings.now(self._devices),
-            (),
-            calling_line(),
+        addition = RecordedCall(
+            function=torch.add,
+            module=None,
+            arguments=Arguments.of((Reference(micro_batch.loss), Reference(number)), {}),
+            results=(total,),
+            places=((),),
+            writes=(),
+            surroundings=Surroundings.now(self._devices),
+            random_states=(),
+            line=calling_line(),
         )
-        micro_batch.calls += [*self._calls, together]
+        micro_batch.calls += [*self._calls, addition]
         micro_batch.loss = total
         micro_batch.tensors.update(self.values.all())
-        micro_batch.before.update(self.values.before)
+        micro_batch.copies.update(self.values.copies)
         micro_batch.escapes += self._escapes
+        # the names that it has already win
         micro_batch.names = self.names.of_tensors | micro_batch.names
         micro_batch.module_names = self.names.of_modules | micro_batch.module_names
         micro_batch.loaded |= self.values.loaded
-        micro_batch.made |= set(self.values.made_of_none)
-        micro_batch.sized |= set(self.values.sized)
-        micro_batch.found.add_later(self._states.end_pass())
+        micro_batch.made |= self.values.made
+        micro_batch.sized |= self.values.sized
+        micro_batch.module_state.add_later(self._states.end_pass())
 
     def scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
-        """Let a ``GradScaler`` scale a loss; the scale is the step's, not the loss's."""
+        """Let a ``GradScaler`` scale a loss, and remember what it scaled: the scale is the step's, not the
+        loss's.
+        """
         with self.paused():
             scaled = original(scaler, outputs)
         if isinstance(scaled, Tensor) and isinstance(outputs, Tensor):
@@ -339,15 +365,18 @@ class Recorder(DataflowRecorder):
         if self._active:
             self.recording.events.append(event)
 
-    def _copy_gradients(self) -> None:
+    def _watch_gradients_of_optimizers(self) -> None:
         for optimizer in self.recording.optimizers:
             self._gradients.add(parameters_of(optimizer))
+
+    def _copy_gradients(self) -> None:
+        """Take gradients for what they are now: what has changed them is known."""
+        self._watch_gradients_of_optimizers()
         self._gradients.look()
 
-    def _look_at_gradients(self) -> None:
-        """Note what was done to gradients since they were last looked at."""
-        for optimizer in self.recording.optimizers:
-            self._gradients.add(parameters_of(optimizer))
+    def _note_changes_by_hand(self) -> None:
+        """Note what the script has done to gradients since they were last looked at."""
+        self._watch_gradients_of_optimizers()
         for event in self._gradients.changes(self.recording.events):
             self.note(event)
 
@@ -355,7 +384,7 @@ class Recorder(DataflowRecorder):
     def changing_gradients(self, event: Event) -> Iterator[None]:
         """Note an event that changes gradients inside this block."""
         with self.paused():
-            self._look_at_gradients()
+            self._note_changes_by_hand()
         self.note(event)
         yield
         with self.paused():
@@ -363,7 +392,7 @@ class Recorder(DataflowRecorder):
 
     @contextmanager
     def scheduling(self) -> Iterator[None]:
-        """Take steps of schedules inside this block for those of the one that runs it."""
+        """Take steps of schedules inside this block for a part of what the schedule does that runs it."""
         before, self.is_scheduling = self.is_scheduling, True
         try:
             yield
@@ -371,12 +400,12 @@ class Recorder(DataflowRecorder):
             self.is_scheduling = before
 
     def add_scheduler(self, scheduler: Any) -> None:
-        """Note a schedule; a subclass may call the constructor of its base."""
+        """Note a schedule, once: a subclass calls the constructor of its base, which comes here as well."""
         if all(scheduler is not known for known in self.recording.schedulers):
             self.recording.schedulers.append(scheduler)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Note an optimizer, and hold its steps back."""
+        """Note an optimizer, once, and hold its steps back."""
         if all(optimizer is not known for known in self.recording.optimizers):
             self.recording.optimizers.append(optimizer)
             self.recording.made_with[id(optimizer)] = [float(group["lr"]) for group in optimizer.param_groups]
@@ -388,7 +417,7 @@ class Recorder(DataflowRecorder):
         return self._held_back.stepping_freely(optimizer)
 
     def end(self) -> None:
-        """Put back the ``step`` of every optimizer, and note no more events."""
+        """End recording: put back the ``step`` of every optimizer, and note no more events."""
         self._active = False
         self._ending.stop()
         self._held_back.release()
@@ -404,33 +433,43 @@ class Recorder(DataflowRecorder):
         self._ending.raise_in_script()
 
     def _leave_out(self, optimizer: Optimizer) -> None:
-        """Note a step in place of making it; end the script when enough steps of one optimizer were seen."""
-        events = self.recording.events
+        """Note a step in place of making it. Raises EnoughSeen when enough steps of one optimizer were
+        seen.
+        """
         if _skips(optimizer):
             return
         if self._is_in_backward:
             self.recording.steps_in_backward = True
         else:
             with self.paused():
-                self._look_at_gradients()
+                self._note_changes_by_hand()
         if not self.recording.micro_batches:
             if self._gradients.has_some:
                 self.recording.unseen_step = calling_line()
                 raise EnoughSeen
             return  # before any backward pass, as some wrappers step once to set up their state
+        self._note_step(optimizer)
+        if self._has_seen_enough(optimizer):
+            raise EnoughSeen
+
+    def _note_step(self, optimizer: Optimizer) -> None:
         if id(optimizer) not in self.recording.gradients_at_step:
-            seen = {key: x for key, x in self._gradients.seen.items() if x is not None}
-            self.recording.gradients_at_step[id(optimizer)] = seen
+            gradients = {key: x for key, x in self._gradients.seen.items() if x is not None}
+            self.recording.gradients_at_step[id(optimizer)] = gradients
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
         has_gradients = any(p.grad is not None for p in parameters_of(optimizer))
         self.recording.drop_discarded()
         self.note(Event("step", optimizer, has_gradients=has_gradients, rates=rates))
         mark_as_stepped(optimizer)
-        if len(self.recording.stepped) < self._chosen:
-            return  # the chosen one has not stepped yet
-        counted = optimizer if self._chosen == 1 else self.recording.stepped[self._chosen - 1]
-        if sum(e.kind == "step" and e.subject is counted for e in events) >= self._steps:
-            raise EnoughSeen
+
+    def _has_seen_enough(self, stepped: Optimizer) -> bool:
+        """Return whether the optimizer whose steps are counted has made enough of them."""
+        optimizers = self.recording.stepped
+        if len(optimizers) < self._chosen:
+            return False  # the chosen one has not stepped yet
+        counted = stepped if self._chosen == 1 else optimizers[self._chosen - 1]
+        steps = [e for e in self.recording.events if e.kind == "step" and e.subject is counted]
+        return len(steps) >= self._steps
 
 
 def _differentiated(args: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:
@@ -452,8 +491,10 @@ def _with_differentiated(
 
 
 def _skips(optimizer: Optimizer) -> bool:
-    """Return whether a fused optimizer makes no step, as a ``GradScaler`` has found a gradient not finite; of
-    the others it calls no step then.
+    """Return whether this is a step that a ``GradScaler`` skips, as it has found a gradient not finite.
+
+    A fused optimizer is stepped all the same, and told so by ``found_inf``; the step of another one is not
+    called.
     """
-    found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, Tensor) and bool(found.any())
+    found_inf = getattr(optimizer, "found_inf", None)
+    return isinstance(found_inf, Tensor) and bool(found_inf.any())

@@ -1,11 +1,18 @@
-"""What a running script showed of its first step, as data: a dataflow from tensors to the loss.
+"""What a running script showed of its first step, as data.
 
-``recorder`` fills it in while the script runs, ``flow`` makes a loss function of it.
+Every value that the script computes has a number, and a tensor that is written to gets another one for its
+new state. A ``RecordedCall`` reads the values of some numbers and gives those of others, so a list of
+calls, in the order in which they ran, is a dataflow. A ``MicroBatch`` is the dataflow that ends in one
+backward pass, and ``Event``s say what the loop did in between: passes, changes of gradients, steps of
+optimizers and schedules.
+
+``recorder`` fills a ``Recording`` in while the script runs, ``flow`` makes a loss function of a
+micro-batch, and ``window`` a training step of all micro-batches before an optimizer's first step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,6 +30,7 @@ from normlab.errors import UserError
 from normlab.setups.arguments import LEFT, Arguments, Number, value_left_at, values_in
 from normlab.setups.module_state import KeptValue, ModuleState
 from normlab.setups.numbers import unfollowed
+from normlab.setups.optimizers import ids_held_by, parameters_of
 from normlab.trace.tensors import Place
 
 KERNELS: Final[Mapping[SDPBackend, Callable[[], bool]]] = {
@@ -31,7 +39,7 @@ KERNELS: Final[Mapping[SDPBackend, Callable[[], bool]]] = {
     SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled,
     SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled,
 }
-"""What may compute attention, each with a function that says whether it may now."""
+"""The implementations of attention, each with torch's function that says whether it is allowed now."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +51,26 @@ class Surroundings:
     autocast: Mapping[str, torch.dtype]
     """The dtype of autocast by type of device, where it was on."""
     kernels: frozenset[SDPBackend]
-    """What was allowed to compute attention."""
+    """The implementations of attention that were allowed."""
 
     @classmethod
     def now(cls, devices: Sequence[str]) -> Surroundings:
         """Return the modes that are set now."""
-        cast = {kind: torch.get_autocast_dtype(kind) for kind in devices if torch.is_autocast_enabled(kind)}
-        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast, kernels_now())
+        autocast = {
+            kind: torch.get_autocast_dtype(kind) for kind in devices if torch.is_autocast_enabled(kind)
+        }
+        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, kernels_now())
 
     @contextmanager
     def entered(self, *, gradients: bool) -> Iterator[None]:
-        """Set the same modes inside this block; no gradients where the caller wants none."""
+        """Set these modes inside this block, but leave gradients off where the caller wants none."""
         with ExitStack() as stack:
             if self.inference:
                 stack.enter_context(torch.inference_mode())
             stack.enter_context(torch.set_grad_enabled(self.gradients and gradients))
             for kind, dtype in self.autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype=dtype))
-            # the caller may need one of them, as for second derivatives
+            # The caller may have allowed some alone, as second derivatives need; those stay allowed.
             kernels = self.kernels & kernels_now() or self.kernels
             if kernels != kernels_now():
                 stack.enter_context(sdpa_kernel([*kernels]))
@@ -68,7 +78,7 @@ class Surroundings:
 
 
 def kernels_now() -> frozenset[SDPBackend]:
-    """Return what may compute attention now."""
+    """Return the implementations of attention that are allowed now."""
     return frozenset(kernel for kernel, is_allowed in KERNELS.items() if is_allowed())
 
 
@@ -77,20 +87,21 @@ class RecordedCall:
     """One call of a function of torch, or of an outermost module that has parameters."""
 
     function: Callable[..., Any] | None
-    """None for a call of a module."""
+    """The function; None for a call of a module."""
     module: nn.Module | None
+    """The module; None for a call of a function."""
     arguments: Arguments
     results: tuple[Number, ...]
-    """The tensors, or the numbers of Python, that it returned, in order, and the states of the values that it
-    wrote to.
+    """The tensors that it returned, or the numbers of Python, in order; after them, the new states of the
+    values that it wrote to.
     """
     places: tuple[Place, ...]
-    """Where those that it returned are in that."""
+    """Where each value that it returned lies in what it returned. New states have no place."""
     writes: tuple[tuple[Number, Number], ...]
-    """The values that it wrote to, before and after it."""
+    """The values that it wrote to: the number of each before the call, and after it."""
     surroundings: Surroundings
     random_states: Sequence[tuple[Any, Any]]
-    """The generators of random numbers that the call drew from, each with its state before."""
+    """The generators of random numbers that it drew from, each with its state before the call."""
     line: str
     """Where the script called it: ``train.py:42``."""
 
@@ -117,16 +128,27 @@ class RecordedCall:
     def outcome(
         self, values: Mapping[Number, Any], result: Any, ran: Callable[..., Any] | None
     ) -> dict[Number, Any]:
-        """Return the values of ``results`` after what ``ran`` was called on these values. Another model may
-        return less, or more: what it returns at other places is left out.
+        """Return the values of ``results`` once the call has been made again.
+
+        Args:
+            values: Those that the call has read, by number.
+            result: What it returned this time.
+            ran: The function or module that was called, perhaps a module of another model. Such a model may
+                return less, or more: what lies at places that were not recorded is left out.
         """
         returned = values_in(result)
         if isinstance(ran, nn.Module):
-            left = [place for place in self.places if place[:1] == (LEFT,)]
-            returned |= {place: x for place in left if (x := value_left_at(place, ran)) is not None}
-        places = zip(self.results, self.places, strict=False)  # states of what it wrote to have none
-        found = {number: returned[place] for number, place in places if place in returned}
-        return found | {after: values[before] for before, after in self.writes}
+            for place in self.places:
+                if place[:1] == (LEFT,) and (x := value_left_at(place, ran)) is not None:
+                    returned[place] = x
+        outcome: dict[Number, Any] = {}
+        # new states of values that were written to have no place, so there are fewer places than results
+        for number, place in zip(self.results, self.places, strict=False):
+            if place in returned:
+                outcome[number] = returned[place]
+        for before, after in self.writes:
+            outcome[after] = values[before]  # the same object, which the call has written to
+        return outcome
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +160,9 @@ class Escape:
     read: Any
     """What it gave: a truth or a number of Python; None if it is something else, such as an array."""
     line: str
-    later: Number
-    """Values from this number on were seen after it."""
+    """Where the script called it."""
+    number: Number
+    """A number of its own, which no value has: values with a higher one were seen after it."""
 
     @property
     def name(self) -> str:
@@ -169,49 +192,55 @@ class MicroBatch:
     names: dict[Number, str]
     """What the script called its tensors, as far as names were found."""
     tensors: dict[Number, Any]
-    """Every value, as an object, or its outline if only a proof asks for it; the entries of a tensor may have
-    been changed since.
+    """Every value, as an object, or its outline if only a proof asks for it. The entries of a tensor may have
+    been changed since: ``value`` returns it as it was.
     """
-    before: dict[Number, Tensor]
-    """Copies of values that a later in-place function changed."""
+    copies: dict[Number, Tensor]
+    """Copies of values that a later function may have written to, from before that."""
     escapes: list[Escape] = field(default_factory=list)
+    """Where values of this micro-batch left torch, in order."""
     watched: frozenset[int] = frozenset()
     """By ``id``, the parameters whose gradients were looked at."""
     loaded: set[Number] = field(default_factory=set)
     """The tensors that a ``DataLoader`` returned."""
     made: set[Number] = field(default_factory=set)
-    """The tensors that were made of no other, but of lists and random numbers."""
+    """The tensors that hold data and were made of no other tensor, but of a list or random numbers."""
     sized: set[Number] = field(default_factory=set)
-    """The tensors that were made of no other, and that their size says all of."""
+    """The tensors that follow from their size alone, such as ``arange(n)``, and were made of no other."""
     module_names: dict[int, str] = field(default_factory=dict)
     """By ``id`` of a module, what the script called it."""
     gradients: dict[int, Tensor] = field(default_factory=dict)
     """By ``id`` of the parameter: what this backward pass added to its gradient."""
-    found: ModuleState = field(default_factory=ModuleState)
-    """What its modules held before they were called."""
+    module_state: ModuleState = field(default_factory=ModuleState)
+    """What its modules held just before they were called."""
     passes: list[BackwardPass] = field(default_factory=list)
     """Each backward pass through what was computed here; there are several where several losses share it."""
 
     def value(self, number: Number) -> Any:
         """Return a value as it was when it was used."""
-        return unfollowed(self.before.get(number, self.tensors.get(number)))
+        return unfollowed(self.copies.get(number, self.tensors.get(number)))
 
     def without_gradients_of(self, parameters: Collection[int]) -> MicroBatch:
         """Return the micro-batch as if nobody had looked at the gradients of these parameters."""
         gradients = {key: x for key, x in self.gradients.items() if key not in parameters}
         return replace(self, gradients=gradients, watched=self.watched.difference(parameters))
 
-    def without_passes_of(self, parameters: Collection[int]) -> MicroBatch | None:
-        """Return the micro-batch with the loss of those passes alone that give a gradient to more than these
-        parameters; None if there is none, itself if there are several.
+    def without_passes_of(self, parameters: Set[int]) -> MicroBatch | None:
+        """Return the micro-batch without the backward passes that reach nothing but these parameters.
+
+        If one pass is left, its loss becomes the loss of the micro-batch. If several are, the micro-batch is
+        returned as it is. If none is, None is returned.
         """
-        others = [each for each in self.passes if not each.reached or not each.reached.issubset(parameters)]
-        if len(others) == 1:
-            return replace(self, loss=others[0].loss, passes=others)
-        return self if others or not self.passes else None
+        if not self.passes:
+            return self
+        # of a pass that reached nothing it is not known what it trains, so it is left
+        remaining = [each for each in self.passes if not each.reached or not each.reached <= parameters]
+        if len(remaining) == 1:
+            return replace(self, loss=remaining[0].loss, passes=remaining)
+        return self if remaining else None
 
     def add_gradient(self, parameter: int, gradient: Tensor) -> None:
-        """Add what one backward pass gave."""
+        """Add what one backward pass gave to the gradient of a parameter, which is given by ``id``."""
         earlier = self.gradients.get(parameter)
         self.gradients[parameter] = gradient if earlier is None else earlier + gradient
 
@@ -221,23 +250,27 @@ class Event:
     """Something that the loop did besides computing a loss, in order."""
 
     kind: str
-    """backward, clip, unscale, step or schedule; what a script does to gradients by hand is zero, scale,
-    assign (a multiple of what the backward passes gave), or edit if it is something else.
+    """One of these:
+
+    - ``backward``, ``clip``, ``unscale``, ``step`` and ``schedule``, by the functions of torch;
+    - what a script does to gradients by hand: ``zero``, ``scale`` (multiplies all of them), ``assign`` (sets
+      them to a multiple of what the backward passes gave), or ``edit`` if it is something else.
     """
     subject: Any = None
-    """The optimizer or the scheduler; for ``clip`` and ``zero`` the parameters; for ``backward`` the
-    micro-batch; for ``edit`` the line after it.
+    """The optimizer or the scheduler; for ``clip`` and ``zero``, the parameters; for ``backward``, the
+    micro-batch, or None if only its batch was kept; for ``scale``, ``assign`` and ``edit``, the line at which
+    it was noticed, which comes after it.
     """
     factor: float | None = None
-    """For ``scale`` and ``assign``."""
+    """For ``scale`` and ``assign``: the factor."""
     norm: float | None = None
-    """For these, the norm of all gradients after it."""
+    """For ``scale`` and ``assign``: the norm of all gradients after it."""
     largest_norm: float | None = None
-    """For a clip."""
+    """For ``clip``: the norm that it clips to."""
     has_gradients: bool = True
-    """For a step: whether any parameter of the optimizer has a gradient."""
+    """For ``step``: whether any parameter of the optimizer has a gradient."""
     rates: tuple[float, ...] = ()
-    """For a step: the rate of each group of the optimizer."""
+    """For ``step``: the rate of each group of the optimizer."""
 
 
 class ChangedWeight(NamedTuple):
@@ -253,7 +286,10 @@ class ChangedWeight(NamedTuple):
 
 @dataclass(eq=False)
 class Recording:
-    """What a script showed until its first optimizer was about to change a weight."""
+    """What a script showed until it was ended: without a change to a weight by an optimizer.
+
+    The *first step* is that of the first optimizer to step, and its *window* are the micro-batches before it.
+    """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -275,25 +311,30 @@ class Recording:
     """Whether the script compiles something, which was run as it was written."""
 
     def put_back(self, window: Sequence[MicroBatch]) -> None:
-        """Let modules hold what the first of these passes found, and weights what they were before the script
-        changed them; what other passes found is known from now on.
+        """Let modules hold what the first pass of a window found, and weights what they were before the
+        script changed them.
         """
         weights = [weight.before for weight in self.changed_weights.values()]
+        # later passes found these weights as they are now, which would be lost without a note
         now = [KeptValue.of(weight.table, weight.name) for weight in weights]
         for micro_batch in self.micro_batches:
-            micro_batch.found.add(now)
-        window[0].found.put_back()
+            micro_batch.module_state.add(now)
+        window[0].module_state.put_back()
         ModuleState(weights).put_back()
+
+    # --------------------------------------------------------------------------- one of several optimizers
 
     @property
     def stepped(self) -> list[Optimizer]:
-        """The optimizers that were stepped, in the order of their first steps."""
+        """The optimizers that were stepped, each once, in the order of their first steps."""
         steps = {id(event.subject): event.subject for event in self.events if event.kind == "step"}
         return list(steps.values())
 
     def of_optimizer(self, number: int) -> Recording:
-        """Return what leads to the first step of one optimizer, by its number among these: the passes since
-        another one stepped, but for those that only lead to a step of another one, later on.
+        """Return the part of the recording whose first step is that of one optimizer, as of a GAN's second.
+
+        It has the passes since another optimizer stepped, but for those that only lead to a step of another
+        one later on. ``number`` counts optimizers from 1, in the order of ``stepped``.
 
         Raises UserError if so many were not stepped.
         """
@@ -305,153 +346,167 @@ class Recording:
                 "numbered from 1 in the order in which they are stepped first"
             )
         optimizer = self.stepped[number - 1]
-        begin, step_of_others = 0, 0
+        begin, after_step_of_another = 0, 0
         for place, event in enumerate(self.events):
             if event.kind == "backward":
-                begin = step_of_others
+                # not before: several optimizers may step after the same passes
+                begin = after_step_of_another
             elif event.kind == "step" and event.subject is optimizer:
                 break
             elif event.kind == "step":
-                step_of_others = place + 1
+                after_step_of_another = place + 1
         events = self.events[begin:]
         return replace(self, events=events, micro_batches=_passes_in(events))._without_passes_of_others()
 
     def _without_passes_of_others(self) -> Recording:
-        """Return the same without the passes before a step of these optimizers that reach only what others
-        hold, as those of a probe that is stepped less often.
+        """Return the recording without passes that only other optimizers than those of the first step need,
+        as those of a probe that is stepped less often.
         """
-        elsewhere, stepped = self.held_elsewhere, self._stepped_first
+        held_by_others = self.held_elsewhere
+        if not held_by_others:
+            return self
+        stepped_first = self.optimizers_of_first_step
         events, window = list[Event](), list[Event]()
         for event in self.events:
             window.append(event)
             if event.kind == "step":
-                is_own = any(event.subject is optimizer for optimizer in stepped)
-                events += _without_passes_of(window, elsewhere) if is_own else window
+                is_of_first_step = any(event.subject is optimizer for optimizer in stepped_first)
+                events += _without_passes_of(window, held_by_others) if is_of_first_step else window
                 window = list[Event]()
         events += window
-        return replace(self, events=events, micro_batches=_passes_in(events)) if elsewhere else self
-
-    @property
-    def _stepped_first(self) -> list[Optimizer]:
-        """The optimizers that step in the first step."""
-        return [event.subject for event in self.events_of_first_step if event.kind == "step"]
+        return replace(self, events=events, micro_batches=_passes_in(events))
 
     @property
     def held_elsewhere(self) -> set[int]:
-        """The parameters, by ``id``, that only optimizers hold which make no step in the first window."""
-        stepped = self._stepped_first
-        held = {id(p) for optimizer in stepped for g in optimizer.param_groups for p in g["params"]}
-        known = {id(p) for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]}
-        return known - held
+        """The parameters, by ``id``, that no optimizer of the first step holds, but others do."""
+        return ids_held_by(self.optimizers) - ids_held_by(self.optimizers_of_first_step)
 
-    @property
-    def first_window(self) -> list[MicroBatch]:
-        """The micro-batches of the first step of an optimizer; none if no optimizer was stepped."""
-        before = list(takewhile(lambda event: event.kind != "step", self.events))
-        if len(before) == len(self.events):
-            return []
-        passes = [event.subject for event in before if event.kind == "backward"]
-        elsewhere = self.held_elsewhere
-        if not elsewhere:
-            return passes
-        # what this step only passes through, as a critic, is not what it trains
-        return [each.without_gradients_of(elsewhere) for each in passes]
-
-    @property
-    def windows(self) -> list[tuple[Optimizer, list[MicroBatch]]]:
-        """The micro-batches of each step, as far as they are recorded, with the optimizer that is stepped."""
-        found, window = list[tuple[Optimizer, list[MicroBatch]]](), list[MicroBatch]()
-        for event in self.events:
-            if event.kind == "backward" and event.subject is not None:
-                window.append(event.subject)
-            elif event.kind == "step" and window:
-                found.append((event.subject, window))
-                window = list[MicroBatch]()
-        return found
-
-    def again(self, window: Sequence[MicroBatch]) -> MicroBatch | None:
-        """Return the first micro-batch of the next step of the same optimizer; None if that step has more or
-        fewer micro-batches than this window of the first one, or was not seen.
-        """
-        windows = self.windows
-        for optimizer, others in windows[1:]:
-            if optimizer is windows[0][0] and len(others) == len(window):
-                return others[0]
-        return None
-
-    def drop_discarded(self) -> None:
-        """Drop the backward passes since the last step that nothing is left of, as all that they gave was
-        zeroed before a later pass: no optimizer gets it, as where a ``GradScaler`` skips a step.
-        """
-        steps = [place for place, event in enumerate(self.events) if event.kind == "step"]
-        begin = steps[-1] + 1 if steps else 0
-        since = self.events[begin:]
-        last_pass = max((i for i, event in enumerate(since) if event.kind == "backward"), default=0)
-        zeroings = [i for i, event in enumerate(since[:last_pass]) if event.kind == "zero"]
-        for place in reversed(zeroings):
-            if any(event.kind in ("edit", "assign") for event in since[place:]):
-                return  # what a script does by hand may take what was there before
-            earlier = [event.subject for event in since[:place] if event.kind == "backward"]
-            given = {key for each in earlier for key, x in each.gradients.items() if x.any()}
-            if earlier and given <= {id(p) for p in since[place].subject}:
-                self.events[begin:] = since[place:]
-                self.micro_batches = [each for each in self.micro_batches if each not in earlier]
-                return
-
-    def scaling_of(self, event: Event) -> str:
-        """Return what a ``scale`` or ``assign`` of the first step is, by the second step: "factor" if it
-        multiplies gradients by the same number there, "clip" if it leaves the same norm; else "".
-        """
-        kinds = [e for e in self.events if e.kind == event.kind]
-        steps = [i for i, e in enumerate(self.events) if e.kind == "step"]
-        first = [e for e in self.events[: steps[0]] if e.kind == event.kind]
-        place = next(i for i, e in enumerate(first) if e is event)
-        later = kinds[len(first) :][place : place + 1]
-        for again in later:
-            if isclose(event.factor or 0.0, again.factor or 0.0, rel_tol=1e-4):
-                return "factor"
-            if isclose(event.norm or 0.0, again.norm or 0.0, rel_tol=1e-3):
-                return "clip"
-        return ""
-
-    @property
-    def never_zeroed(self) -> set[int]:
-        """The parameters, by ``id``, to whose gradients the next step of the same optimizers adds, as nothing
-        zeroes them or sets them anew after the first one. None if no next step was seen.
-        """
-        stepped = self._stepped_first
-        zeroed, has_passed = set[int](), False
-        after = list(dropwhile(lambda event: event.kind != "step", self.events))[1:]
-        for event in after:
-            has_passed |= event.kind == "backward"
-            if event.kind == "assign":
-                return set()
-            if event.kind == "zero":
-                zeroed.update(id(p) for p in event.subject)
-            if has_passed and event.kind == "step" and any(event.subject is o for o in stepped):
-                return self._given(stepped) - zeroed
-        return set()
-
-    def _given(self, stepped: Iterable[Optimizer]) -> set[int]:
-        """The parameters of these optimizers, by ``id``, that had a gradient at their first step."""
-        own = {
-            id(p): id(optimizer) for optimizer in stepped for g in optimizer.param_groups for p in g["params"]
-        }
-        gradients = {key: self.gradients_at_step[optimizer].get(key) for key, optimizer in own.items()}
-        return {key for key, gradient in gradients.items() if gradient is not None and gradient.any()}
+    # ------------------------------------------------------------------------------------------ the windows
 
     @property
     def events_of_first_step(self) -> list[Event]:
         """All from the first backward pass until the next one after the first step. What came before, such as
         steps of a schedule that bring it to where a run is resumed, is no part of a step.
         """
-        events, stepped = list[Event](), False
+        events, has_stepped = list[Event](), False
         for event in dropwhile(lambda event: event.kind != "backward", self.events):
-            if stepped and event.kind == "backward":
+            if has_stepped and event.kind == "backward":
                 break
-            stepped |= event.kind == "step"
+            has_stepped |= event.kind == "step"
             events.append(event)
         return events
+
+    @property
+    def optimizers_of_first_step(self) -> list[Optimizer]:
+        """The optimizers that step in the first step, in the order in which they do."""
+        return [event.subject for event in self.events_of_first_step if event.kind == "step"]
+
+    @property
+    def first_window(self) -> list[MicroBatch]:
+        """The micro-batches of the first step of an optimizer; none if no optimizer was stepped."""
+        before_step = list(takewhile(lambda event: event.kind != "step", self.events))
+        if len(before_step) == len(self.events):
+            return []
+        window = [event.subject for event in before_step if event.kind == "backward"]
+        held_by_others = self.held_elsewhere
+        if not held_by_others:
+            return window
+        # what this step only passes through, as a critic, is not what it trains
+        return [each.without_gradients_of(held_by_others) for each in window]
+
+    @property
+    def windows(self) -> list[tuple[Optimizer, list[MicroBatch]]]:
+        """The micro-batches of each step, as far as they are recorded, with the optimizer that is stepped."""
+        windows, window = list[tuple[Optimizer, list[MicroBatch]]](), list[MicroBatch]()
+        for event in self.events:
+            if event.kind == "backward" and event.subject is not None:
+                window.append(event.subject)
+            elif event.kind == "step" and window:
+                windows.append((event.subject, window))
+                window = list[MicroBatch]()
+        return windows
+
+    def first_of_next_step(self, window: Sequence[MicroBatch]) -> MicroBatch | None:
+        """Return the first micro-batch of the next step of the optimizer that steps first; None if that step
+        was not seen, or has more or fewer micro-batches than this ``window`` of the first one.
+        """
+        windows = self.windows
+        for optimizer, micro_batches in windows[1:]:
+            if optimizer is windows[0][0] and len(micro_batches) == len(window):
+                return micro_batches[0]
+        return None
+
+    def drop_discarded(self) -> None:
+        """Drop the backward passes since the last step whose gradients no optimizer gets.
+
+        Those are passes before a ``zero`` of all that they gave, if more passes follow it. That is what is
+        left of a step that a ``GradScaler`` skips.
+        """
+        steps = [place for place, event in enumerate(self.events) if event.kind == "step"]
+        begin = steps[-1] + 1 if steps else 0
+        since = self.events[begin:]
+        last_pass = max((place for place, event in enumerate(since) if event.kind == "backward"), default=0)
+        zeroings = [place for place, event in enumerate(since[:last_pass]) if event.kind == "zero"]
+        for place in reversed(zeroings):
+            if any(event.kind in ("edit", "assign") for event in since[place:]):
+                return  # what a script does by hand may use what was there before
+            earlier = [event.subject for event in since[:place] if event.kind == "backward"]
+            reached = {key for each in earlier for key, x in each.gradients.items() if x.any()}
+            zeroed = {id(p) for p in since[place].subject}
+            if earlier and reached <= zeroed:
+                self.events[begin:] = since[place:]
+                self.micro_batches = [each for each in self.micro_batches if each not in earlier]
+                return
+
+    # -------------------------------------------------------------------------------- what the next step says
+
+    def scaling_of(self, event: Event) -> str:
+        """Return what a ``scale`` or ``assign`` before the first step is, by its counterpart in the next one.
+
+        Returns:
+            "factor" if it multiplies gradients by the same number there, "clip" if it leaves the same norm,
+            and "" if neither is so or there is no counterpart.
+        """
+        first_step = next(place for place, e in enumerate(self.events) if e.kind == "step")
+        in_first_step = [e for e in self.events[:first_step] if e.kind == event.kind]
+        in_later_steps = [e for e in self.events[first_step:] if e.kind == event.kind]
+        place = next(place for place, e in enumerate(in_first_step) if e is event)
+        if place >= len(in_later_steps):
+            return ""
+        counterpart = in_later_steps[place]
+        if isclose(event.factor or 0.0, counterpart.factor or 0.0, rel_tol=1e-4):
+            return "factor"
+        if isclose(event.norm or 0.0, counterpart.norm or 0.0, rel_tol=1e-3):
+            return "clip"
+        return ""
+
+    @property
+    def never_zeroed(self) -> set[int]:
+        """The parameters, by ``id``, to whose gradients the next step of the same optimizers adds, as nothing
+        zeroes them or sets them anew after the first one. Empty if no next step was seen.
+        """
+        stepped_first = self.optimizers_of_first_step
+        zeroed, has_passed = set[int](), False
+        after_step = list(dropwhile(lambda event: event.kind != "step", self.events))[1:]
+        for event in after_step:
+            has_passed |= event.kind == "backward"
+            if event.kind == "assign":
+                return set()
+            if event.kind == "zero":
+                zeroed.update(id(p) for p in event.subject)
+            if has_passed and event.kind == "step" and any(event.subject is o for o in stepped_first):
+                return self._with_gradients(stepped_first) - zeroed
+        return set()
+
+    def _with_gradients(self, optimizers: Iterable[Optimizer]) -> set[int]:
+        """Return the parameters of these optimizers, by ``id``, that had a gradient at their first step."""
+        holders = {id(p): id(optimizer) for optimizer in optimizers for p in parameters_of(optimizer)}
+        with_gradients = set[int]()
+        for parameter, optimizer in holders.items():
+            gradient = self.gradients_at_step[optimizer].get(parameter)
+            if gradient is not None and gradient.any():
+                with_gradients.add(parameter)
+        return with_gradients
 
 
 def _passes_in(events: Iterable[Event]) -> list[MicroBatch]:
@@ -459,7 +514,7 @@ def _passes_in(events: Iterable[Event]) -> list[MicroBatch]:
     return [event.subject for event in events if event.kind == "backward" and event.subject is not None]
 
 
-def _without_passes_of(window: Sequence[Event], parameters: Collection[int]) -> Sequence[Event]:
+def _without_passes_of(window: Sequence[Event], parameters: Set[int]) -> Sequence[Event]:
     """Return the events before a step without the backward passes that reach these parameters alone, unless
     all do.
     """
@@ -474,12 +529,12 @@ def _without_passes_of(window: Sequence[Event], parameters: Collection[int]) -> 
 
 def ancestors(calls: Sequence[RecordedCall], number: Number) -> list[RecordedCall]:
     """Return the calls on which a value depends, in their order."""
-    needed, used = {number}, list[RecordedCall]()
+    needed, leading = {number}, list[RecordedCall]()
     for call in reversed(calls):
-        if needed.intersection(call.results):
-            used.append(call)
+        if not needed.isdisjoint(call.results):
+            leading.append(call)
             needed.update(call.reads)
-    return used[::-1]
+    return leading[::-1]
 
 
 def sources(calls: Sequence[RecordedCall], numbers: Iterable[Number]) -> set[Number]:
@@ -492,10 +547,10 @@ def sources(calls: Sequence[RecordedCall], numbers: Iterable[Number]) -> set[Num
 
 
 def model_calls(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """Return the calls of modules, and those that read what these gave."""
-    made, of_model = set[Number](), list[RecordedCall]()
+    """Return the calls of modules, and all that depend on what these gave."""
+    depending, of_model = set[Number](), list[RecordedCall]()
     for call in calls:
-        if call.module is not None or not made.isdisjoint(call.reads):
-            made.update(call.results)
+        if call.module is not None or not depending.isdisjoint(call.reads):
+            depending.update(call.results)
             of_model.append(call)
     return of_model

@@ -17,11 +17,11 @@ from normlab.errors import UserError
 from normlab.setups.callers import is_library
 from normlab.setups.ending import EnoughSeen
 from normlab.setups.files import KeptFileError
+from normlab.setups.from_recording import setup_from_recording
 from normlab.setups.harvest import Harvester
 from normlab.setups.named import NamedSetup
 from normlab.setups.patches import recorded
 from normlab.setups.process import same_process
-from normlab.setups.window import setup_from_recording
 from normlab.setups.withheld import saving_withheld
 from normlab.trace.restore import same_random_state
 
@@ -33,8 +33,8 @@ OFFLINE: Final = {
     "MLFLOW_TRACKING_URI": "file://{folder}",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
-"""What tells trackers that a script starts to send nothing, and to write to a folder that is removed, unless
-the user has set these variables.
+"""Variables of the environment by which trackers that a script starts send nothing, and write to a folder
+that is removed afterwards.
 """
 
 
@@ -78,9 +78,9 @@ class Script:
     def _require_success(self, code: Any) -> None:
         if code in (None, 0):
             return
-        given = f"on {' '.join(self.arguments)}" if self.arguments else "without arguments"
+        how = f"on {' '.join(self.arguments)}" if self.arguments else "without arguments"
         raise UserError(
-            f"{self.name} exits with {code!r} {given}; type what it needs after --, as in "
+            f"{self.name} exits with {code!r} {how}; type what it needs after --, as in "
             f"{self.name} -- --lr 3e-4"
         )
 
@@ -112,10 +112,16 @@ def recorded_setup(
 ) -> NamedSetup:
     """Run a script up to its first steps, and return the setup that it shows.
 
-    For more than one of its ``batches`` the script goes on, with its optimizers' steps left out, for so many
-    seconds at most. What the script prints goes to standard error, and what it saves is withheld. With a
-    ``seed``, random states begin there. Of several optimizers that step after passes of their own, as in a
-    GAN, the step of one is shown, by its number in the order of their first steps.
+    What the script prints goes to standard error, and what it saves is withheld.
+
+    Args:
+        script: The script, inside of its surroundings.
+        batches: How many of its batches are wanted. For more than one it goes on after its first steps, with
+            its optimizers' steps left out.
+        seconds: For how long it goes on at most.
+        seed: Where random states begin, if that is given.
+        optimizer: Of several optimizers that step after passes of their own, as in a GAN, the one whose step
+            is shown, by its number in the order of their first steps.
 
     Raises UserError for a script that raises, or that ends without a step.
     """
@@ -145,11 +151,11 @@ def with_batches(named: NamedSetup, harvester: Harvester, wanted: int) -> NamedS
     if wanted == 1:
         return named
     batches = harvester.batches_like(named.setup)
-    said = f"{len(batches)} of the script's"
+    fact = f"{len(batches)} of the script's"
     if harvester.ended_by:
-        said += f" ({wanted} were asked for, but {harvester.ended_by})"
+        fact += f" ({wanted} were asked for, but {harvester.ended_by})"
     setup = replace(named.setup, batches=batches)
-    return replace(named, setup=setup, facts={**named.facts, "batches": said})
+    return replace(named, setup=setup, facts={**named.facts, "batches": fact})
 
 
 @contextmanager
@@ -158,15 +164,15 @@ def trackers_offline() -> Iterator[None]:
     them.
     """
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        told = {
+        variables = {
             name: value.format(folder=folder) for name, value in OFFLINE.items() if name not in os.environ
         }
-        os.environ.update(told)
+        os.environ.update(variables)
         try:
             yield
         finally:
-            for name, value in told.items():
-                if os.environ.get(name) == value:
+            for name, value in variables.items():
+                if os.environ.get(name) == value:  # the block may have set another one
                     del os.environ[name]
 
 

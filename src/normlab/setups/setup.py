@@ -1,4 +1,7 @@
-"""What a training script holds just before its first step."""
+"""``Setup``: what a training script holds just before its first step. Every instrument takes one.
+
+What a person hands in is read strictly: an error says what was given, what is allowed, and what to type.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +24,9 @@ Loss = Callable[[nn.Module, Any], Tensor]
 StepFunction = Callable[[nn.Module, Any, Any, Any], Any]
 """``step(model, batch, optimizer, scheduler)``: the whole training step on one batch; returns the loss."""
 Ability = Literal["loss", "gradient", "batch", "step", "rate"]
-"""What a recorded step may not allow: to compute its loss again, its gradient, either of another batch, what
-the script does with the gradient until its optimizer has stepped, or a step at the rate of the training.
+"""What a recorded step may not allow: to compute its loss again (``loss``), its gradient (``gradient``), or
+either of another batch (``batch``); to do what the script does with the gradient until its optimizer has
+stepped (``step``); or to step at the rate of the training (``rate``).
 """
 
 
@@ -81,17 +85,19 @@ class Declaration:
             if isinstance(words.get(word), str):
                 words[word] = (words[word],)
         for word, check in MUST_BE.items():
-            given = words.get(word)
-            if given is not None and not check[0](given):
-                raise UserError(f"declare[{word!r}] is {shown(given)}, and must be {check[1]}")
+            value_of_word = words.get(word)
+            if value_of_word is not None and not check.accepts(value_of_word):
+                raise UserError(f"declare[{word!r}] is {shown(value_of_word)}, and must be {check.allowed}")
         return cls(**words)
 
 
 def shown(value: Any) -> str:
     """Describe a value in a few words: the value itself if that is short, else its kind."""
-    text = "" if isinstance(value, Tensor) else repr(value)
-    short = text if 0 < len(text) <= 40 and "\n" not in text and " at 0x" not in text else ""
-    return short or (f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__)
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    text = repr(value)
+    is_short = 0 < len(text) <= 40 and "\n" not in text and " at 0x" not in text
+    return text if is_short else type(value).__name__
 
 
 def _returned(value: Any) -> str:
@@ -105,11 +111,26 @@ def _returned(value: Any) -> str:
     return shown(value)
 
 
-def _whole(x: Any) -> bool:
+# -------------------------------------------------------------------------- what declared words may be
+
+
+def _is_truth(x: Any) -> bool:
+    return isinstance(x, bool)
+
+
+def _is_text(x: Any) -> bool:
+    return isinstance(x, str)
+
+
+def _is_whole(x: Any) -> bool:
     return isinstance(x, int) and not isinstance(x, bool) and x >= 0
 
 
-def _numbers(x: Any) -> bool:
+def _is_whole_above_0(x: Any) -> bool:
+    return _is_whole(x) and x > 0
+
+
+def _are_documents(x: Any) -> bool:
     """Return whether a value is the name of an entry, or whole numbers in two dimensions."""
     if isinstance(x, str):
         return True
@@ -120,8 +141,12 @@ def _numbers(x: Any) -> bool:
     return numbers.ndim == 2 and not (numbers.is_floating_point() or numbers.is_complex())
 
 
-def _globs(x: Any) -> bool:
+def _are_globs(x: Any) -> bool:
     return isinstance(x, (list, tuple)) and all(isinstance(glob, str) for glob in x)
+
+
+def _is_start(x: Any) -> bool:
+    return isinstance(x, (str, Path, Mapping, tuple))
 
 
 def positive(x: Any) -> bool:
@@ -129,23 +154,39 @@ def positive(x: Any) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf")
 
 
-MUST_BE: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    **dict.fromkeys(
-        ("tied", "causal", "positions", "final_norm", "trained"),
-        (lambda x: isinstance(x, bool), "True or False"),
+class Check(NamedTuple):
+    """What the value of a word must be."""
+
+    accepts: Callable[[Any], bool]
+    allowed: str
+    """The same in words."""
+
+
+TRUTH: Final = Check(_is_truth, "True or False")
+TOKEN: Final = Check(_is_whole, "a whole number, 0 or above")
+POSITIVE: Final = Check(positive, "a number above 0")
+MUST_BE: Final[dict[str, Check]] = {
+    "tied": TRUTH,
+    "causal": TRUTH,
+    "positions": TRUTH,
+    "final_norm": TRUTH,
+    "trained": TRUTH,
+    "pad_id": TOKEN,
+    "eos_id": TOKEN,
+    "frozen": Check(_are_globs, 'a glob of parameters or a list of them, as in "embed*"'),
+    "detached": Check(_are_globs, 'a glob of modules or a list of them, as in "*.adapter"'),
+    "documents": Check(
+        _are_documents, "the document of each token `[B, T]` as a number, or the entry that holds that"
     ),
-    **dict.fromkeys(("pad_id", "eos_id"), (_whole, "a whole number, 0 or above")),
-    "frozen": (_globs, 'a glob of parameters or a list of them, as in "embed*"'),
-    "detached": (_globs, 'a glob of modules or a list of them, as in "*.adapter"'),
-    "documents": (_numbers, "the document of each token `[B, T]` as a number, or the entry that holds that"),
-    "init": (
-        lambda x: isinstance(x, (str, Path, Mapping, tuple)),
-        'a recipe, a TOML file, or a dict of kinds or globs, as in {"ffn_out": 0.02}; or "class"',
+    "init": Check(
+        _is_start, 'a recipe, a TOML file, or a dict of kinds or globs, as in {"ffn_out": 0.02}; or "class"'
     ),
-    **dict.fromkeys(("peak_lr", "max_grad_norm"), (positive, "a number above 0")),
-    "steps": (lambda x: _whole(x) and x > 0, "a whole number above 0"),
-    "parametrisation": (lambda x: isinstance(x, str), 'the name of one, as in "mup"'),
+    "peak_lr": POSITIVE,
+    "max_grad_norm": POSITIVE,
+    "steps": Check(_is_whole_above_0, "a whole number above 0"),
+    "parametrisation": Check(_is_text, 'the name of one, as in "mup"'),
 }
+"""By the word of a declaration; the first one that is wrong is refused."""
 
 
 def refuse_unknown(word: Any, allowed: Sequence[str], where: str) -> None:
@@ -184,6 +225,10 @@ class _Wrapped(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
+
+
+def _of_wrapped_model(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda model, *arguments: function(_Wrapped(model), *arguments)
 
 
 @dataclass(frozen=True)
@@ -227,16 +272,17 @@ class Setup:
                 raise UserError(f"{name} is {shown(value)}, and must be a function")
         if self.lr is not None and not positive(self.lr):
             raise UserError(f"lr is {shown(self.lr)}, and must be a number above 0, as in lr=3e-4")
-        for one in self.optimizers:
-            if one is not None and not isinstance(one, torch.optim.Optimizer) and not callable(one):
+        for optimizer in self.optimizers:
+            is_optimizer = optimizer is None or isinstance(optimizer, torch.optim.Optimizer)
+            if not is_optimizer and not callable(optimizer):
                 raise UserError(
-                    f"optimizer is {shown(one)}, and must be a torch.optim.Optimizer, a list of them, or a "
-                    "function of the model"
+                    f"optimizer is {shown(optimizer)}, and must be a torch.optim.Optimizer, a list of them, "
+                    "or a function of the model"
                 )
-        last = self.scheduler
-        if last is not None and not hasattr(last, "step") and not callable(last):
+        scheduler = self.scheduler
+        if scheduler is not None and not hasattr(scheduler, "step") and not callable(scheduler):
             raise UserError(
-                f"scheduler is {shown(last)}, and must have step(), or be a function of the optimizer"
+                f"scheduler is {shown(scheduler)}, and must have step(), or be a function of the optimizer"
             )
 
     @classmethod
@@ -268,11 +314,17 @@ class Setup:
                 raise UserError(self.cannot[ability])
 
     def by_wrapped(self) -> Setup:
-        """Return the setup with functions that get a wrapped model if the user's own is data-parallel."""
+        """Return the setup with functions that get a wrapped model if the user's own is data-parallel: they
+        may ask it for ``module`` or ``no_sync()``.
+        """
         if not any(isinstance(m, PARALLEL) for m in unwrapped(self.model)):
             return self
-        own = {n: f for n in ("loss", "step", "optimizer") if callable(f := getattr(self, n))}
-        return replace(self, **{n: lambda m, *more, f=f: f(_Wrapped(m), *more) for n, f in own.items()})
+        wrapping: dict[str, Any] = {}
+        for name in ("loss", "step", "optimizer"):
+            function = getattr(self, name)
+            if callable(function):
+                wrapping[name] = _of_wrapped_model(function)
+        return replace(self, **wrapping)
 
     @property
     def loss_of(self) -> Loss:
@@ -292,10 +344,12 @@ class Setup:
     @property
     def is_one_batch(self) -> bool:
         """Whether ``batches`` is itself a batch: one tensor, arguments or keywords, or nothing iterable."""
-        own = self.batches
-        if isinstance(own, list):
-            return not own or not all(isinstance(v, (Mapping, tuple, list)) for v in own)
-        return isinstance(own, (Tensor, Mapping, tuple)) or hasattr(own, "keys") or not _iterable(own)
+        batches = self.batches
+        if isinstance(batches, list):
+            are_batches = all(isinstance(entry, (Mapping, tuple, list)) for entry in batches)
+            return not batches or not are_batches
+        is_batch = isinstance(batches, (Tensor, Mapping, tuple)) or hasattr(batches, "keys")
+        return is_batch or not _iterable(batches)
 
     def stream(self) -> Iterator[Any]:
         """Yield batch after batch, without end: after the last one, ``batches`` is read again. Every batch is
@@ -317,10 +371,11 @@ class Setup:
         """Return the first batches of ``dev``, at most ``most``; none without it."""
         if self.dev is None:
             return []
-        own = replace(self, batches=self.dev)
-        return [own.batches] if own.is_one_batch else list(islice(own._pass(), most))
+        of_dev = replace(self, batches=self.dev)
+        return [of_dev.batches] if of_dev.is_one_batch else list(islice(of_dev._pass(), most))
 
     def _pass(self) -> Iterator[Any]:
+        """Yield each batch once. Raises UserError if there is none."""
         batches = iter(self.batches)
         # a loader may fill the same tensors again, while batches that are stored stay as they are
         as_drawn = (lambda batch: batch) if isinstance(self.batches, (list, tuple)) else copied_batch

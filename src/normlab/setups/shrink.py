@@ -63,16 +63,16 @@ class Shrunk(NamedTuple):
 
 
 def within_reason(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[Kind, int]]:
-    """Return a configuration with no more layers and experts than are ever built, and how many of them it
-    asks for if that is more.
+    """Return a configuration with no more layers and experts than are ever built, and how many of them the
+    given one asks for, if that is more.
     """
-    asked, less = dict[Kind, int](), dict(content)
+    asked, within = dict[Kind, int](), dict(content)
     for path, value in entries(content):
         kind = kind_of(str(path[-1]))
         if kind in MOST and is_whole(value) and value > MOST[kind]:
-            less = with_count(less, kind, value, MOST[kind])
+            within = with_count(within, kind, value, MOST[kind])
             asked[kind] = max(value, asked.get(kind, 0))
-    return less, asked
+    return within, asked
 
 
 def on_meta(build: Build, config: Any) -> nn.Module:
@@ -82,9 +82,11 @@ def on_meta(build: Build, config: Any) -> nn.Module:
 
 
 def count_parameters(build: Build, config: Any, asked: Mapping[Kind, int]) -> int:
-    """Return how many parameters the model has, with as many layers and experts as are asked for.
+    r"""Return how many parameters a model has with as many layers and experts as are ``asked`` for.
 
-    The number is linear in each of these counts, so models with half as many tell how it goes on.
+    Their number :math:`p` is linear in each of these counts, so models with :math:`m` and :math:`m / 2` of
+    a kind tell that of :math:`n`: :math:`p(n) = ((n - m/2) p(m) + (m - n) p(m/2)) / (m/2)`. For two kinds
+    that holds for each, so all four models are built.
     """
     total = 0.0
     for halved in itertools.product((False, True), repeat=len(asked)):
@@ -109,6 +111,11 @@ def shrunk(config: Any, build: Build, asked: Mapping[Kind, int]) -> Shrunk:
     """Return the configuration of a smaller model with the structure of the one that this configuration
     describes: its modules and ties, every kind and succession of its layers, and the ratios of its sizes.
 
+    Args:
+        config: The configuration, within reason.
+        build: Builds its model.
+        asked: How many layers and experts it asked for before, see ``within_reason``.
+
     Raises UserError, naming the number that stands in the way, if there is none.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -118,15 +125,15 @@ def shrunk(config: Any, build: Build, asked: Mapping[Kind, int]) -> Shrunk:
     reasons = list[str]()
     for divisors in divisors_of(sizes):
         try:
-            made = type(config).from_dict(smaller(sizes, divisors))
-            model = on_meta(build, made)
+            divided = type(config).from_dict(smaller(sizes, divisors))
+            model = on_meta(build, divided)
         except Exception as error:  # what only the class knows of its numbers
             reasons.append(f"{type(original).__name__} raises {in_one_line(error)}")
             continue
         apart = difference(original, model, sizes, divisors)
         parameters = _size(model)
         if not apart and parameters <= LARGE:
-            return Shrunk(made, parameters, _changes(content, made.to_dict(), asked))
+            return Shrunk(divided, parameters, _changes(content, divided.to_dict(), asked))
         reasons.append(apart or f"the smallest that keeps them has {parameters:,} parameters")
     numbers = ", ".join(map(str, in_the_way(sizes)[:3]))
     because = f"{numbers} stands in the way" if numbers else reasons[0]
@@ -137,8 +144,8 @@ def shrunk(config: Any, build: Build, asked: Mapping[Kind, int]) -> Shrunk:
 
 
 def _with_layers_needed(config: Any, build: Build) -> tuple[Any, nn.Module]:
-    """Return the configuration and the model of the first layers, as many as show all that layers are; of all
-    layers if what one is depends on how many there are, or if the class takes no fewer.
+    """Return the configuration and the model of the first layers, as many as show every kind of layer; of all
+    layers if the kind of one depends on how many there are, or if the class takes no fewer.
     """
     content, model = config.to_dict(), on_meta(build, config)
     layers = _layers_needed(content, model)
@@ -153,14 +160,15 @@ def _with_layers_needed(config: Any, build: Build) -> tuple[Any, nn.Module]:
 def _changes(
     before: Mapping[str, Any], after: Mapping[str, Any], asked: Mapping[Kind, int]
 ) -> dict[str, str]:
-    """Say what became of each entry: numbers alone, for lists follow from them."""
+    """Return what became of each entry, by its name. Lists are left out, for they follow from numbers."""
     new, changes = dict(entries(after)), dict[str, str]()
     for path, value in entries(before):
         name, kind = ".".join(map(str, path)), kind_of(str(path[-1]))
         if isinstance(value, (list, tuple)) and kind is not Kind.SPECIAL:
             continue
         if path in new and new[path] != value:
-            was = asked.get(kind, value) if kind is not None and value == MOST.get(kind) else value
+            is_within_reason = kind is not None and value == MOST.get(kind)
+            was = asked.get(kind, value) if is_within_reason else value  # as the user has it
             changes[name] = f"{was} → {new[path]}"
     return changes
 
@@ -204,6 +212,7 @@ def _begin_alike(model: nn.Module, fewer: nn.Module, layers: Mapping[int, int]) 
 
 
 def _stacks(model: nn.Module, depths: Collection[int]) -> list[nn.ModuleList]:
+    """Return the lists of as many modules as there may be layers."""
     return [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) in depths]
 
 
@@ -234,13 +243,13 @@ def difference(original: nn.Module, model: nn.Module, sizes: Sizes, divisors: Di
     """Say how the structure of a smaller model differs from that of the original, with as many layers; return
     nothing if it does not.
     """
-    for what, of in (("modules", _classes), ("ties", _ties), ("parameters", _dimensions)):
-        apart = sorted(of(original).keys() ^ of(model).keys())
+    for noun, names_of in (("modules", _classes), ("ties", _ties), ("parameters", _dimensions)):
+        apart = sorted(names_of(original).keys() ^ names_of(model).keys())
         if apart:
-            return f"the smaller model has other {what}, such as {apart[0]}"
-    less = _dimensions(model)
+            return f"the smaller model has other {noun}, such as {apart[0]}"
+    new_shapes = _dimensions(model)
     for name, shape in _dimensions(original).items():
-        for size, new in zip(shape, less[name], strict=True):
+        for size, new in zip(shape, new_shapes[name], strict=True):
             if not _explained(size, new, sizes, divisors):
                 return f"a size {size} of {name} becomes {new}, which its configuration does not explain"
     return ""
@@ -254,7 +263,7 @@ def _explained(size: int, new: int, sizes: Sizes, divisors: Divisors) -> bool:
         return True
     vocabularies = [int(number.value) for number in sizes.of(Kind.VOCABULARY)]
     beyond = [(size - each, new - min(each, VOCABULARY)) for each in vocabularies]
-    return any(_divided(rest, new_rest, divisors) for rest, new_rest in [(size, new), *beyond])
+    return any(_divided(before, after, divisors) for before, after in [(size, new), *beyond])
 
 
 def _divided(size: int, new: int, divisors: Divisors) -> bool:
@@ -265,17 +274,20 @@ def _divided(size: int, new: int, divisors: Divisors) -> bool:
 
 
 def _collapsed(name: str) -> str:
-    """Return a name without the numbers of layers and experts."""
+    """Return a name with # in place of the numbers of layers and experts."""
     return re.sub(r"\d+", "#", name)
 
 
 def _classes(model: nn.Module) -> dict[str, None]:
+    """Return the paths of all modules with their classes, each once for all layers."""
     return dict.fromkeys(f"{_collapsed(path)} ({type(m).__name__})" for path, m in model.named_modules())
 
 
 def _ties(model: nn.Module) -> dict[str, None]:
+    """Return which parameters are the same one, each once for all layers."""
     return dict.fromkeys(" = ".join(sorted(set(map(_collapsed, names)))) for names in shared_names(model))
 
 
 def _dimensions(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of parameters by name; of all layers, that of the last one."""
     return {_collapsed(name): tuple(p.shape) for name, p in model.named_parameters()}

@@ -142,7 +142,12 @@ def is_whole(value: Any) -> bool:
 
 
 class Sizes:
-    """The numbers of a configuration by kind."""
+    """The numbers of a configuration by kind.
+
+    Args:
+        content: The configuration as plain data.
+        width: The hidden size, if it is known; else it is the largest width.
+    """
 
     def __init__(self, content: Mapping[str, Any], width: int | None) -> None:
         self.content = _with_lists(content)
@@ -170,9 +175,11 @@ class Sizes:
 
     def head_sizes(self, system: str) -> list[int]:
         """Return the sizes of a kind of heads; if none is named, what the hidden size leaves to each."""
-        named = [int(n.value) for n in self.of(Kind.HEAD_SIZE) if n.system == system]
+        sizes = [int(n.value) for n in self.of(Kind.HEAD_SIZE) if n.system == system]
         most = max(self.heads(system), default=0)
-        return named or ([self.width // most] if most and self.width % most == 0 else [])
+        if sizes or not most or self.width % most != 0:
+            return sizes
+        return [self.width // most]
 
     def _equal_to_known(self) -> Iterator[Number]:
         """Yield numbers whose names say nothing, but which equal one that is known.
@@ -180,15 +187,15 @@ class Sizes:
         A scale of attention, for instance, is often written as the size of a head.
         """
         known = {number.path for number in self.numbers}
-        sizes = {size for size in self.head_sizes("") if size > SMALL}
+        head_sizes = {size for size in self.head_sizes("") if size > SMALL}
         if (most := max(self.heads(""), default=0)) and self.width % most == 0:
-            sizes.add(self.width // most)
-        spans = {n.value for n in self.of(Kind.CONTEXT, Kind.WINDOW)}
+            head_sizes.add(self.width // most)
+        contexts = {n.value for n in self.of(Kind.CONTEXT, Kind.WINDOW)}
         for path, value in entries(self.content):
             if is_whole(value) and path not in known and value > SMALL:
-                if value in sizes:
+                if value in head_sizes:
                     yield Number(path, value, Kind.HEAD_SIZE, "")
-                elif value in spans:
+                elif value in contexts:
                     yield Number(path, value, Kind.CONTEXT, "")
 
 
@@ -200,6 +207,7 @@ def _with_lists(value: Any) -> Any:
 
 
 def _numbers(content: Mapping[str, Any]) -> Iterator[Number]:
+    """Yield the numbers whose names say what they measure, those in lists as well."""
     for path, value in entries(content):
         name = str(path[-1])
         kind = kind_of(name)
@@ -209,8 +217,8 @@ def _numbers(content: Mapping[str, Any]) -> Iterator[Number]:
         if kind in (Kind.HEADS, Kind.HEAD_SIZE):
             system = "_".join(word for word in words_of(name) if word not in OF_ANY_HEADS)
         if is_whole(value) and value > 0:
-            small = value <= SMALL and kind in (Kind.WIDTH, Kind.STATE, Kind.WINDOW)
-            if not small:
+            stays = value <= SMALL and kind in (Kind.WIDTH, Kind.STATE, Kind.WINDOW)
+            if not stays:
                 yield Number(path, value, kind, system)
         elif isinstance(value, (list, tuple)) and kind is not Kind.LAYERS:
             for place, entry in enumerate(value):
@@ -268,16 +276,19 @@ def in_the_way(sizes: Sizes) -> list[Number]:
     a time.
     """
 
-    def narrowest(numbers: Sequence[Number]) -> int:
-        left = copy.copy(sizes)
-        left.numbers = list(numbers)
-        return next(divisors_of(left)).width
+    def largest_divisor(numbers: Sequence[Number]) -> int:
+        with_numbers = copy.copy(sizes)
+        with_numbers.numbers = list(numbers)
+        return next(divisors_of(with_numbers)).width
 
-    least = narrowest(sizes.numbers)
-    if least > 1:
+    with_all = largest_divisor(sizes.numbers)
+    if with_all > 1:
         return []
-    others = {n: narrowest([m for m in sizes.numbers if m.value != n.value]) for n in sizes.numbers}
-    return [number for number, width in others.items() if width > least]
+    without = {
+        number: largest_divisor([other for other in sizes.numbers if other.value != number.value])
+        for number in sizes.numbers
+    }
+    return [number for number, divisor in without.items() if divisor > with_all]
 
 
 def _divisors(number: int) -> list[int]:
@@ -287,6 +298,9 @@ def _divisors(number: int) -> list[int]:
 
 
 def _widths(numbers: Sequence[Number], width: int) -> Iterator[int]:
+    """Yield the divisors of all these widths that leave enough of each, the largest first; but those that
+    leave whole units of memory before others.
+    """
     common = math.gcd(*(int(number.value) for number in numbers), width)
     wide = [
         divisor
@@ -308,20 +322,23 @@ def _aligned(size: int, divisor: int) -> bool:
 
 
 def _of_heads(sizes: Sizes, system: str, width: int) -> tuple[int, int] | None:
-    """Return the divisors of the number and of the size of heads, whose product is that of widths, and which
-    leave even sizes, which rotations need: those that leave four heads, or the next number above.
+    """Return the divisors of the number and of the size of heads; None if nothing fits.
+
+    Their product is ``width``, the divisor of widths. They leave sizes that rotations can use, and four
+    heads or the next number above, if there are as many.
     """
     pairs = list[tuple[int, int]]()
     heads, head_sizes = sizes.heads(system) or [1], sizes.head_sizes(system)
     for of_heads in _divisors(math.gcd(*heads)):
-        of_size, rest = divmod(width, of_heads)
-        if rest:
+        of_size, remainder = divmod(width, of_heads)
+        if remainder:
             continue
         left = [number // of_heads for number in heads]
         smaller_sizes = [size / of_size for size in head_sizes]
         fit = max(left) >= min(2, max(heads)) and _in_groups(sizes, heads, left)
         if fit and all(_rotates(sizes, size) for size in smaller_sizes):
             pairs.append((of_heads, of_size))
+    # the first pair leaves the fewest heads
     enough = [pair for pair in pairs if max(heads) // pair[0] >= FEWEST_HEADS]
     return next(iter(enough or reversed(pairs)), None)
 
@@ -330,10 +347,14 @@ def _in_groups(sizes: Sizes, heads: Sequence[int], left: Sequence[int]) -> bool:
     """Return whether the heads that are left fall into groups of one size where they all do, as those of a
     recurrence that shares its states within each group.
     """
-    groups = [v for path, v in entries(sizes.content) if {"groups", "ngroups"} & set(words_of(str(path[-1])))]
-    numbers = [each for each in groups if is_whole(each) and each > 0]
-    pairs = zip(heads, left, strict=True)
-    return all(fewer % number == 0 for many, fewer in pairs for number in numbers if many % number == 0)
+    for path, number in entries(sizes.content):
+        is_of_groups = not {"groups", "ngroups"}.isdisjoint(words_of(str(path[-1])))
+        if not is_of_groups or not is_whole(number) or number <= 0:
+            continue
+        for before, after in zip(heads, left, strict=True):
+            if before % number == 0 and after % number != 0:
+                return False
+    return True
 
 
 def _rotates(sizes: Sizes, head_size: float) -> bool:
@@ -350,8 +371,11 @@ def _of_experts(sizes: Sizes) -> int:
     experts = [int(n.value) for n in sizes.of(Kind.EXPERTS)]
     if not chosen or not experts:
         return 1
-    named = ((set(words_of(str(path[-1]))), value) for path, value in entries(sizes.content))
-    groups = [v for words, v in named if "group" in words and words & set(COUNTS.split()) and is_whole(v)]
+    groups = list[int]()
+    for path, value in entries(sizes.content):
+        words = set(words_of(str(path[-1])))
+        if "group" in words and words & set(COUNTS.split()) and is_whole(value):
+            groups.append(value)
     for divisor in _divisors(math.gcd(*chosen, *experts)):
         in_groups = all(number // divisor % max(each, 1) == 0 for number in experts for each in groups)
         if in_groups and min(chosen) // divisor >= min(2, min(chosen)):

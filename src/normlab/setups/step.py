@@ -47,8 +47,14 @@ def plain_step(
     after: Callable[[nn.Module], object] = lambda model: None,
     scheduled: bool = False,
 ) -> StepFunction:
-    """Return the usual step: zero, backward, ``clip``, step, ``after`` and, if ``scheduled``, the scheduler's
-    step, if there is one. The step raises UserError for a loss that cannot be trained on.
+    """Return the usual step: zero, backward, clip, step, schedule. The step raises UserError for a
+    loss that cannot be trained on.
+
+    Args:
+        loss_of: The loss.
+        clip: Called with the model before the optimizers step.
+        after: Called with the model after that.
+        scheduled: Whether the scheduler is stepped at the end, if there is one.
     """
 
     def step(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Tensor:
@@ -56,8 +62,8 @@ def plain_step(
         optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
 
         def closure() -> Tensor:
-            for o in optimizers:
-                o.zero_grad()
+            for each in optimizers:
+                each.zero_grad()
             loss = loss_of(model, batch)
             require_trainable(loss)
             loss.backward()
@@ -65,8 +71,11 @@ def plain_step(
             return loss
 
         loss = closure()
-        for o in optimizers:
-            o.step(closure) if needs_closure(o) else o.step()
+        for each in optimizers:
+            if needs_closure(each):
+                each.step(closure)
+            else:
+                each.step()
         after(model)
         if scheduled and scheduler is not None:
             scheduler.step()

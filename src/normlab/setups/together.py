@@ -1,4 +1,7 @@
-"""The smallest module that holds all that a step trains."""
+"""Find the model of a step: the smallest module that holds all that it trains.
+
+A recording shows which modules a script calls, and these may be parts of its model.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,11 @@ def common_module(
 ) -> nn.Module:
     """Return the smallest module alive that holds these modules and parameters; one that is made for them if
     there is none, as where an encoder and a decoder are called in turn.
+
+    Args:
+        modules: The modules.
+        parameters: The parameters.
+        names: What the script calls modules, by ``id``.
     """
     wanted = {id(unwrap(m)) for m in modules}
     tensors = {id(p) for p in parameters}
@@ -45,8 +53,9 @@ def _joined(
     together, used = Together(), Counter[str]()
     # a name may be that of one of Module's own attributes, as "train" is
     names = {key: name for key, name in names.items() if not hasattr(together, name)}
-    outermost = [m for m in dict.fromkeys(modules) if not any(m is not o and _holds(o, m) for o in modules)]
-    for module in outermost:
+    for module in dict.fromkeys(modules):
+        if any(_holds(other, module) for other in modules if other is not module):
+            continue
         name = names.get(id(module)) or names.get(id(unwrap(module))) or type(module).__name__.lower()
         used[name] += 1
         together.add_module(name if used[name] == 1 else f"{name}_{used[name]}", unwrap(module))

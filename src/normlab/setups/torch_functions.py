@@ -1,4 +1,7 @@
-"""What a function of torch does with its arguments, as far as its name, its arguments and its result say."""
+"""Tell what a function of torch does: whether it writes to its arguments, reads their entries, or makes data.
+
+Torch gives no answer to such questions, so they are read off the function's name, arguments and result.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ NO_VALUES: Final = (int, str, type(None), torch.dtype, torch.device, torch.Gener
 
 
 def is_special(name: str) -> bool:
-    """Return whether Python calls a method by itself, as ``int()`` does: it insists on the type that this
-    returns. ``__get__`` is that of a property, such as ``shape``.
+    """Return whether Python calls a method of this name by itself, as ``int()`` calls ``__int__``: it
+    insists on the type that this returns. ``__get__`` is none: it gives a property, such as ``shape``.
     """
     return name.startswith("__") and name.endswith("__") and name != "__get__"
 
@@ -29,7 +32,7 @@ def is_number(value: Any) -> bool:
 
 
 def says_nothing(value: Any) -> bool:
-    """Return whether a value is none that could be computed with, such as a type."""
+    """Return whether a value is one that nothing could be computed of, such as a type."""
     return value is None or isinstance(value, (str, torch.dtype, torch.device, torch.layout))
 
 
@@ -95,12 +98,12 @@ def _without_entries(tensor: Tensor) -> Tensor:
 
 def holds_no_data(made: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a tensor that was made of numbers alone, and not drawn, follows from its size, as those
-    of ``arange()`` and ``zeros()`` do: it has more entries than it was told numbers.
+    of ``arange()`` and ``zeros()`` do: it has more entries than there were numbers to make them of.
     """
     leaves, _ = flattened((args, {name: x for name, x in kwargs.items() if name != "device"}))
-    told = [leaf for leaf in leaves if is_number(leaf)]
+    numbers = [leaf for leaf in leaves if is_number(leaf)]
     of_numbers_alone = all(is_number(leaf) or isinstance(leaf, SAY_NO_ENTRIES) for leaf in leaves)
-    return of_numbers_alone and made.numel() > len(told) > 0
+    return of_numbers_alone and made.numel() > len(numbers) > 0
 
 
 SAY_NO_ENTRIES: Final = (bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

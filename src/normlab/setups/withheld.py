@@ -1,8 +1,12 @@
 """Keep a script that is only looked at from changing the user's files.
 
-Three rules. What it saves is not written: a checkpoint of weights that nobody trained would replace one that
-somebody did. What is there when it begins stays as it is, see ``files``. Anything else that it writes, such
-as a cache or a log of its own, is written. They hold for what the script has registered with ``atexit``, too.
+Three rules hold, also for what the script has registered with ``atexit``:
+
+1. What it saves is not written. A checkpoint of weights that nobody trained would replace one that somebody
+   did. So the functions of torch and of libraries that save are patched (``SAVERS``), those of modules that
+   are imported later as soon as they are.
+2. What is there when it begins stays as it is, see ``files``.
+3. Anything else that it writes, such as a cache or a log of its own, is written.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import Any, Final
 
 from normlab.private_torch import JIT_SAVERS
 from normlab.setups.callers import calling_line, is_library
-from normlab.setups.files import KeptFiles, place_of, shown
+from normlab.setups.files import KeptFiles, path_from_here, place_of
 from normlab.trace.patching import replace
 
 LIGHTNING: Final = ("lightning.pytorch", "pytorch_lightning")
@@ -70,11 +74,13 @@ LISTED: Final = 5
 
 
 class Withheld:
-    """What a script would have changed, in order: ``ckpt.pt in train.py:80``."""
+    """What a script would have changed, and what withholds it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        """What it would have changed, in order: ``ckpt.pt in train.py:80``."""
         self.active = False
+        """Whether the script is running, and what it saves is withheld."""
         self.files = KeptFiles(self.note, self.forget)
 
     def note(self, what: str) -> str:
@@ -114,8 +120,9 @@ class Withheld:
 
         @wraps(register)
         def registered(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-            is_own = not is_library(sys._getframe(1).f_code.co_filename)
-            register(_AtExit(function, self) if self.active and is_own else function, *args, **kwargs)
+            is_of_script = not is_library(sys._getframe(1).f_code.co_filename)
+            is_withheld = self.active and is_of_script
+            register(_AtExit(function, self) if is_withheld else function, *args, **kwargs)
             return function
 
         return registered
@@ -162,6 +169,7 @@ class _Savers(MetaPathFinder):
 
     def __init__(self, withheld: Withheld, stack: ExitStack) -> None:
         self._withheld, self._stack = withheld, stack
+        """The stack puts back what is patched when it is closed."""
         self.patches: dict[str, Callable[[ModuleType], None]] = {
             **dict.fromkeys(SAVERS, self._patch_savers),
             **dict.fromkeys(EVENT_WRITERS, self._patch_event_writer),
@@ -186,6 +194,7 @@ class _Savers(MetaPathFinder):
         return spec
 
     def _patch_when_executed(self, loader: Any) -> None:
+        """Let a loader patch its module once it has executed it."""
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -197,6 +206,9 @@ class _Savers(MetaPathFinder):
         loader.exec_module = exec_module
 
     def _patch_savers(self, module: ModuleType) -> None:
+        """Patch the functions and methods of ``SAVERS`` in a module; one that it lacks, as in another
+        version of a library, is passed over.
+        """
         for place in SAVERS[module.__name__]:
             *owners, name = place.split(".")
             owner: Any = module
@@ -206,16 +218,17 @@ class _Savers(MetaPathFinder):
                 replace(self._stack, owner, name, self._instead_of(vars(owner)[name], place))
 
     def _instead_of(self, save: Callable[..., Any], place: str) -> Callable[..., Any]:
+        """Return what notes that something would have been saved, in place of saving it."""
         withheld = self._withheld
 
         @wraps(save)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            given = [*args, *kwargs.values()]
-            in_memory = any(isinstance(value, io.BytesIO) for value in given)
-            if not withheld.active or in_memory:
+            arguments = [*args, *kwargs.values()]
+            is_to_memory = any(isinstance(value, io.BytesIO) for value in arguments)
+            if not withheld.active or is_to_memory:
                 return save(*args, **kwargs)
-            path = _target(given)
-            withheld.note(shown(path) or place)
+            path = _target(arguments)
+            withheld.note(path_from_here(path) or place)
             if path:
                 withheld.files.unsaved.add(place_of(path))
             return None
@@ -232,7 +245,7 @@ class _Savers(MetaPathFinder):
             if not withheld.active:
                 begin(writer, logdir, *args, **kwargs)
                 return
-            withheld.note(f"event files in {shown(logdir)}")
+            withheld.note(f"event files in {path_from_here(logdir)}")
             writer._logdir = logdir  # what get_logdir() returns
             for name in ("add_event", "flush", "close", "reopen"):
                 setattr(writer, name, lambda *_: None)
@@ -254,9 +267,11 @@ class _Savers(MetaPathFinder):
         replace(self._stack, module, "open", self._withheld.files.open_instead_of(vars(module)["open"]))
 
 
-def _target(given: Sequence[Any]) -> str:
-    """Return the path among the arguments of a function that saves, or that of the file that it is given."""
-    for value in given:
+def _target(arguments: Sequence[Any]) -> str:
+    """Return the path among the arguments of a function that saves, or that of an open file; "" if none is
+    there.
+    """
+    for value in arguments:
         path = getattr(value, "name", None) if hasattr(value, "write") else value
         if isinstance(path, (str, os.PathLike)):
             return os.fsdecode(path)

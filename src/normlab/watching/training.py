@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normlab.setups.gradients import parameters_of
+from normlab.setups.optimizers import parameters_of
 from normlab.setups.together import Together, common_module
 from normlab.trace.patching import replace
 from normlab.watching.watcher import Watch

@@ -43,10 +43,13 @@ def adapters_in(
 ) -> Iterator[Adapter]:
     """Yield the adapters in the calls of a pass with its graph.
 
-    ``products`` are functions that multiply. ``end_of`` follows a node of the graph back through constant
-    factors and moved entries, and ``summands_of`` gives the nodes of the products that a node sums.
+    Args:
+        calls: The calls, in order.
+        products: Functions that multiply.
+        end_of: Follows a node of the graph back through constant factors and moved entries.
+        summands_of: Gives the nodes of the products that a node sums.
     """
-    made: dict[Any, _Product] = {}
+    products_by_node: dict[Any, _Product] = {}
     known = set[tuple[int, int]]()
     for call in calls:
         node = getattr(call.result, "grad_fn", None)
@@ -55,11 +58,11 @@ def adapters_in(
         if call.name in products:
             product = _product(call)
             if product is not None:
-                made[end_of(node)] = product
+                products_by_node[end_of(node)] = product
         elif call.name in ADDED:
-            terms = [made[term] for term in summands_of(node) if term in made]
+            terms = [products_by_node[term] for term in summands_of(node) if term in products_by_node]
             for up in terms:
-                down = None if up.read.grad_fn is None else made.get(end_of(up.read.grad_fn))
+                down = None if up.read.grad_fn is None else products_by_node.get(end_of(up.read.grad_fn))
                 matrix = None if down is None else _corrected(down, up, terms)
                 if down is None or matrix is None or (id(up.parameter), id(matrix)) in known:
                     continue
@@ -68,6 +71,7 @@ def adapters_in(
 
 
 def _product(call: FunctionCall) -> _Product | None:
+    """Return the product of one parameter with something that a call computes; None if it does not."""
     matrices: list[nn.Parameter] = []
     read = None
     for x in (x for x in call.args if isinstance(x, Tensor)):

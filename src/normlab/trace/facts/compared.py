@@ -95,10 +95,11 @@ def compared(trace: Trace, twins: Twins) -> Compared:
     followed = _Followed(trace.model, twins)
     with ExitStack() as stack:
         for twin in twins.twins:
+            # one that the model holds is in float64 with it
             if trace.exact and twin.path is None:
-                held = {**dict(twin.module.named_parameters()), **dict(twin.module.named_buffers())}
-                wide = {n: x.detach().double() for n, x in held.items() if x.is_floating_point()}
-                stack.enter_context(at_weights(twin.module, wide))
+                tensors = {**dict(twin.module.named_parameters()), **dict(twin.module.named_buffers())}
+                in_double = {n: x.detach().double() for n, x in tensors.items() if x.is_floating_point()}
+                stack.enter_context(at_weights(twin.module, in_double))
         loss_of = again.loss_of
 
         def followed_loss(model: nn.Module, batch: Any) -> Tensor:
@@ -117,12 +118,16 @@ class _Followed(FunctionMode):
         self.calls = OutermostCalls(model, twins.apart, self._see)
         self.comparisons: list[Comparison] = []
         self.ranked: set[Output] = set()
-        self._own = {id(m) for m in model.modules()}
+        self._of_model = {id(m) for m in model.modules()}
         self._twins: Mapping[int, Twin] = {id(twin.module): twin for twin in twins.twins}
         self._known: dict[int, tuple[Tensor, Provenance]] = {}
+        """By ``id`` of a tensor that is followed: itself, and where it comes from."""
         self._values: list[Tensor] = []
+        """Tensors by their numbers, see ``_number``."""
         self._outputs: dict[bool, dict[Output, Tensor]] = {True: {}, False: {}}
+        """What the model gave (True), and its twins (False)."""
         self._inputs: dict[bool, dict[Output, list[int]]] = {True: {}, False: {}}
+        """The numbers of all that was given to the calls of the model (True), and of its twins (False)."""
 
     def off(self) -> dict[Output, float]:
         """Return how far the outputs of both differ where both were given the same."""
@@ -142,18 +147,18 @@ class _Followed(FunctionMode):
     def _begin(self, call: ModuleCall) -> None:
         twin = self._twins.get(id(call.module))
         is_twin = twin is not None and not (twin.is_self and call.has_gradients)
-        given = self._number(call.given[0]) if call.given else -1
+        is_model = id(call.module) in self._of_model and not is_twin
+        first_input = self._number(call.given[0]) if call.given else -1
         order = _order_of_rows(call.given[0]) if call.given else torch.empty(0)
-        is_model = id(call.module) in self._own and not is_twin
         for place, x in tensors_in(call.output):
             provenance = Provenance()
             if (is_model or is_twin) and x.is_floating_point():
-                output = given, place
+                output = first_input, place
                 has_rows = x.ndim > 0 and len(x) == len(order)
                 self._outputs[is_model][output] = x.detach()[order] if has_rows else x.detach()
                 self._inputs[is_model][output] = [self._number(y) for y in call.given]
-                came = frozenset({output})
-                provenance = Provenance(of_model=came) if is_model else Provenance(of_twin=came)
+                outputs = frozenset({output})
+                provenance = Provenance(of_model=outputs) if is_model else Provenance(of_twin=outputs)
             self._follow(x, provenance)
 
     def _follow(self, x: Tensor, provenance: Provenance) -> None:
@@ -183,19 +188,21 @@ class _Followed(FunctionMode):
         if self.calls.are_running:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        given = [x for _, x in tensors_in((args, kwargs))]
-        provenances = [self._provenance(x) for x in given]
+        arguments = [x for _, x in tensors_in((args, kwargs))]
+        provenance = Provenance()
+        for x in arguments:
+            provenance = provenance.joined(self._provenance(x))
         self._compare(name, args, kwargs)
         result = func(*args, **kwargs)
-        whole = Provenance()
-        for provenance in provenances:
-            whole = whole.joined(provenance)
         if name in RANKS:
-            self.ranked |= whole.of_model & whole.of_twin
-        changed = [args[0]] if writes(func, kwargs) and args and isinstance(args[0], Tensor) else []
-        for x in [*(x for _, x in tensors_in(result)), *changed]:
-            if given or name in MADE_OF_A_SIZE:
-                self._follow(x, whole)
+            self.ranked |= provenance.of_model & provenance.of_twin
+        results = [x for _, x in tensors_in(result)]
+        if writes(func, kwargs) and args and isinstance(args[0], Tensor):
+            results.append(args[0])
+        # any other tensor that is made of none is data, which ``_provenance`` sees when it is used
+        if arguments or name in MADE_OF_A_SIZE:
+            for x in results:
+                self._follow(x, provenance)
         return result
 
     def _compare(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -204,6 +211,7 @@ class _Followed(FunctionMode):
         if pair is None:
             return
         a, b = map(self._provenance, pair)
+        # both must come from the same outputs, each of which the model gave and its twin as well
         outputs = a.of_model | a.of_twin
         of_both = (a.of_model | b.of_model) & (a.of_twin | b.of_twin)
         if not outputs or outputs != b.of_model | b.of_twin or outputs != of_both:

@@ -1,4 +1,8 @@
-"""The documents that are packed into rows, by positions, by numbers, by lengths or by offsets."""
+"""Find the documents that are packed into rows of a batch.
+
+A batch may give them as positions that restart, as a number for each token, as lengths, or as offsets in a
+flat row.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +27,14 @@ def documents_of(readings: Readings, tokens: Tokens) -> Tensor:
     declared = readings.declared.documents
     if declared is not None:
         return _declared(readings, tokens, declared)
-    read = [f.argument(0, "input") for f in readings.lookups]
+    looked_up = [call.argument(0, "input") for call in readings.lookups]
     for place, entry in readings.entries.items():
         if place == tokens.place:
             continue
-        tables = (x for x in read if isinstance(x, Tensor) and x.shape == entry.shape)
-        segments = any(torch.equal(x, entry) for x in tables)
-        if (numbers := _documents_in(entry, tokens, only_positions=segments)) is not None:
+        alike = [x for x in looked_up if isinstance(x, Tensor) and x.shape == entry.shape]
+        are_segments = any(torch.equal(x, entry) for x in alike)
+        numbers = _documents_in(entry, tokens, only_positions=are_segments)
+        if numbers is not None:
             return numbers
     raise Unknown(
         "nothing says that rows hold several documents: positions that restart, document numbers, or "
@@ -48,10 +53,10 @@ def _documents_in(entry: Tensor, tokens: Tokens, *, only_positions: bool = False
         return _offsets(entry.cpu(), ids)
     if entry.ndim != 2 or entry.shape[0] != ids.shape[0] or entry.shape[1] < ids.shape[1]:
         return None
-    own = entry[:, tokens.columns].cpu().long()
-    starts = restarts(own)
+    beside_tokens = entry[:, tokens.columns].cpu().long()
+    starts = restarts(beside_tokens)
     if starts is None and not only_positions:
-        starts = _changes(own)
+        starts = _changes(beside_tokens)
     return None if starts is None else starts.long().cumsum(1)
 
 
@@ -82,12 +87,16 @@ def _from_lengths(lengths: Tensor, tokens: Tokens) -> Tensor | None:
 
 
 def restarts(positions: Tensor) -> Tensor | None:
-    """Return `[B, T]`, True where positions that otherwise count up by one restart at 0 within a row."""
-    up, anew = positions.diff(dim=1) == 1, positions[:, 1:] == 0
-    inside = anew & ~up & ~runs_at_ends(anew)[1]  # without zeros under padding
-    if not bool((positions[:, 0] == 0).all()) or not bool((up | anew).all()) or not bool(inside.any()):
+    """Return `[B, T]`, True where positions that otherwise count up by one restart at 0 within a row; None if
+    these are no such positions.
+    """
+    goes_up, is_zero = positions.diff(dim=1) == 1, positions[:, 1:] == 0
+    _, zeros_at_end = runs_at_ends(is_zero)  # as under padding
+    restarting = is_zero & ~goes_up & ~zeros_at_end
+    begin_at_zero = bool((positions[:, 0] == 0).all())
+    if not begin_at_zero or not bool((goes_up | is_zero).all()) or not bool(restarting.any()):
         return None
-    return F.pad(inside, (1, 0))
+    return F.pad(restarting, (1, 0))
 
 
 def _changes(numbers: Tensor) -> Tensor | None:
@@ -99,9 +108,10 @@ def _changes(numbers: Tensor) -> Tensor | None:
     change = numbers[:, 1:] != numbers[:, :-1]
     if not bool(change.any()) or bool((change.float().mean(1) > 0.5).any()):
         return None
-    runs = [row.unique_consecutive() for row in numbers]
-    if any(len(own.unique()) < len(own) for own in runs):
-        return None
+    for row in numbers:
+        runs = row.unique_consecutive()
+        if len(runs.unique()) < len(runs):
+            return None
     if set(torch.unique(numbers).tolist()) == {0, 1}:
         return None  # a mask, such as one of prompts, or segments
     return F.pad(change, (1, 0))
@@ -124,6 +134,9 @@ def is_offsets(x: Tensor, length: int) -> bool:
 
 
 def _declared(readings: Readings, tokens: Tokens, declared: object) -> Tensor:
+    """Return the numbers `[B, T]` that are declared, or that an entry of the batch holds whose name is.
+    Raises Unknown if they do not fit the tokens.
+    """
     if isinstance(declared, str):
         entry = next((x for p, x in readings.entries.items() if p and p[-1] == declared), None)
         if entry is None:

@@ -1,4 +1,8 @@
-"""The facts of one step, each computed once."""
+"""The facts of one step: its tokens, targets, padding, documents, roles.
+
+Each is computed once, when it is asked for. One that cannot be read off the step raises ``Unknown``, with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from normlab.trace.facts.placeholders import placeholders_of
 from normlab.trace.facts.readings import Readings
 from normlab.trace.facts.stacks import block_of
 from normlab.trace.facts.targets import FLAT, FunctionInput, Layout, Logits, Targets
-from normlab.trace.facts.tokens import Tokens, looked_up, looked_up_through
+from normlab.trace.facts.tokens import Tokens, looked_up, looked_up_through, with_others
 from normlab.trace.tensors import Place, Tap, at, map_tensors, replaced
 from normlab.trace.trace import Trace
 
@@ -37,7 +41,8 @@ class Facts(Readings):
         """
         if not self.sources:
             raise Unknown("no tensor of the batch is looked up in an embedding")
-        if self._shaped and (targets := self._shaped[0][1]).ids.ndim == 2:
+        targets = self._shaped[0][1] if self._shaped else None
+        if targets is not None and targets.ids.ndim == 2:
             for distance in SHIFTS:
                 shares = [targets.share(tokens.entry, distance) for tokens in self.sources]
                 if max(shares) > 0.9:
@@ -47,9 +52,9 @@ class Facts(Readings):
     @cached_property
     def sources(self) -> list[Tokens]:
         """All ids that are looked up, those of the largest vocabulary first."""
-        found = looked_up(self.entries, self.lookups, self.rows)
-        found += looked_up_through(self, found)
-        return sorted(found, key=lambda tokens: -tokens.vocabulary)
+        texts = looked_up(self.entries, self.lookups, self.rows)
+        texts += looked_up_through(self, texts)
+        return sorted(texts, key=lambda tokens: -tokens.vocabulary)
 
     @cached_property
     def scored(self) -> tuple[Logits, Targets]:
@@ -90,18 +95,21 @@ class Facts(Readings):
     def unexplained(self) -> float:
         """What is left of the loss after subtracting the cross-entropies that its gradient shows."""
         outputs = [pair for pair in self._scored if pair[0].output] or self._scored[:1]
-        return float(self.loss or 0.0) - sum(asked.value(logits.value) for logits, asked in outputs)
+        return float(self.loss or 0.0) - sum(targets.value(logits.value) for logits, targets in outputs)
 
     @property
     def targets(self) -> Targets:
+        """What the loss asks for. Raises Unknown."""
         return self.scored[1]
 
     @property
     def logits(self) -> Logits:
+        """Where it asks for it. Raises Unknown."""
         return self.scored[0]
 
     @cached_property
     def _shaped(self) -> list[tuple[Logits, Targets]]:
+        """All logits and targets, with rows first."""
         return [self._laid_out(logits, targets) for logits, targets in self._scored]
 
     def _laid_out(self, logits: Logits, targets: Targets) -> tuple[Logits, Targets]:
@@ -116,14 +124,16 @@ class Facts(Readings):
             return logits.laid_out(layout, rows), targets.rearranged(partial(layout.of, rows=rows))
         if len(shape) != 1 or shape[0] == rows or shape[0] % rows:
             return logits, targets
-        tried = [(layout, targets.rearranged(partial(layout.of, rows=rows))) for layout in FLAT]
-        by_row, by_column = (self._follows(rearranged) for _, rearranged in tried)
+        in_rows, in_columns = (targets.rearranged(partial(layout.of, rows=rows)) for layout in FLAT)
+        by_row, by_column = self._share_that_follows(in_rows), self._share_that_follows(in_columns)
         if max(by_row, by_column) > 0.9 and (by_row != by_column or rows == 1):
-            layout, rearranged = tried[by_row < by_column]
-            return logits.laid_out(layout, rows), rearranged
-        return logits, tried[0][1]
+            layout_by_row, layout_by_column = FLAT
+            if by_row < by_column:
+                return logits.laid_out(layout_by_column, rows), in_columns
+            return logits.laid_out(layout_by_row, rows), in_rows
+        return logits, in_rows
 
-    def _follows(self, targets: Targets) -> float:
+    def _share_that_follows(self, targets: Targets) -> float:
         """Return the share of targets `[B, T]` that are those of an entry of the batch at some distance."""
         shares = [0.0]
         for x in self.entries.values():
@@ -138,7 +148,7 @@ class Facts(Readings):
         Unknown if there are no tokens.
         """
         rows = len(self.tokens.entry)
-        return [(z, asked) for z, asked in self._shaped if asked.ids.ndim == 2 and len(asked.ids) == rows]
+        return [pair for pair in self._shaped if pair[1].ids.ndim == 2 and len(pair[1].ids) == rows]
 
     @cached_property
     def shift(self) -> int | None:
@@ -148,10 +158,10 @@ class Facts(Readings):
         """
         return self.shift_of(self.targets)
 
-    def shift_of(self, asked: Targets) -> int | None:
+    def shift_of(self, targets: Targets) -> int | None:
         """Return the same for these targets."""
-        rates = self.shift_rates_of(asked)
-        best = max(rates, key=lambda k: (rates[k], -abs(k - 1)))
+        rates = self.shift_rates_of(targets)
+        best = max(rates, key=lambda distance: (rates[distance], -abs(distance - 1)))
         return best if rates[best] > 0.9 else None
 
     @cached_property
@@ -159,13 +169,14 @@ class Facts(Readings):
         """By distance, the share of counted targets that are the token that far ahead."""
         return self.shift_rates_of(self.targets)
 
-    def shift_rates_of(self, asked: Targets) -> dict[int, float]:
+    def shift_rates_of(self, targets: Targets) -> dict[int, float]:
         """Return the same for these targets. Several heads may look as far ahead as there are of them."""
         tokens = self.tokens
-        if asked.ids.ndim != 2 or asked.ids.shape[0] != tokens.entry.shape[0]:
+        if targets.ids.ndim != 2 or targets.ids.shape[0] != tokens.entry.shape[0]:
             raise Unknown("the loss has no target at each token")
-        offset = tokens.start - self.before(asked)
-        return {k: asked.share(tokens.entry, k + offset) for k in range(-2, 5 + len(self._shaped))}
+        offset = tokens.start - self.before(targets)
+        distances = range(-2, 5 + len(self._shaped))
+        return {distance: targets.share(tokens.entry, distance + offset) for distance in distances}
 
     @property
     def offset(self) -> int:
@@ -174,9 +185,9 @@ class Facts(Readings):
         """
         return self.tokens.start - self.before(self.targets)
 
-    def before(self, asked: Targets) -> int:
+    def before(self, targets: Targets) -> int:
         """Return how many positions without a token, such as an image's, come before the text."""
-        return max(asked.ids.shape[1] - self.tokens.ids.shape[1], 0)
+        return max(targets.ids.shape[1] - self.tokens.ids.shape[1], 0)
 
     @cached_property
     def causal(self) -> bool:
@@ -206,21 +217,16 @@ class Facts(Readings):
     @cached_property
     def roles(self) -> dict[str, Role]:
         """The role of each parameter by path. Any vector but a bias counts as a norm's."""
-        tables = {id(f.argument(1, "weight")) for f in self.lookups}
+        tables = {id(call.argument(1, "weight")) for call in self.lookups}
         modules = dict(self.trace.model.named_modules())
-        where, (*_, classes) = self._scored[0][0][:2] if self._scored else (None, (0,))
-        linear = [path for path in self.order if isinstance(modules[path], nn.Linear)]
-        outside = [path for path in linear if block_of(self.stacks, path) is None]
-        fits = [path for path in outside if modules[path].out_features == classes]
-        ends = {getattr(where, "module", ""), *fits[-1:]} - {""}
-        known = {id(p) for one, _ in self._scored for p in one.matrices}
+        heads = self._heads_by_path()
         roles: dict[str, Role] = {}
         for path, p in self.trace.model.named_parameters():
             owner, _, name = path.rpartition(".")
             module = modules[owner]
             if id(p) in tables or isinstance(module, nn.Embedding):
                 roles[path] = "embedding"
-            elif id(p) in known or (not known and owner in ends and p.ndim > 1 and classes in p.shape):
+            elif path in heads:
                 roles[path] = "head"
             elif path in self.joined:
                 roles[path] = "token"
@@ -229,16 +235,47 @@ class Facts(Readings):
             elif p.numel() == 1:
                 roles[path] = "scalar"
             else:
-                adds = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name != "weight"
-                roles[path] = "bias" if adds or "bias" in name else "norm"
+                is_added = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name != "weight"
+                roles[path] = "bias" if is_added or "bias" in name else "norm"
         return roles
+
+    def _heads_by_path(self) -> set[str]:
+        """Return the parameters, by path, that make logits: the matrices that these are products of.
+
+        If the graph shows none, it is those of the module that puts the logits out, and of the last linear
+        map outside of all blocks, with an axis of as many classes.
+        """
+        parameters = dict(self.trace.model.named_parameters())
+        matrices = {id(p) for logits, _ in self._scored for p in logits.matrices}
+        if matrices:
+            return {path for path, p in parameters.items() if id(p) in matrices}
+        where: Tap | FunctionInput | None = None
+        classes = 0
+        if self._scored:
+            logits, _ = self._scored[0]
+            where, classes = logits.where, logits.shape[-1]
+        modules = dict(self.trace.model.named_modules())
+        linear = [path for path in self.order if isinstance(modules[path], nn.Linear)]
+        outside = [path for path in linear if block_of(self.stacks, path) is None]
+        fitting = [path for path in outside if modules[path].out_features == classes]
+        owners = {getattr(where, "module", ""), *fitting[-1:]} - {""}
+        heads = set[str]()
+        for path, p in parameters.items():
+            owner, _, _ = path.rpartition(".")
+            if owner in owners and p.ndim > 1 and classes in p.shape:
+                heads.add(path)
+        return heads
 
     @property
     def head(self) -> str | None:
         """The matrix that computes the logits: the head, or the embedding table tied to it."""
-        own, classes = self.trace.model.named_parameters(), self.logits.shape[-1]
-        fits = [n for n, p in own if classes in p.shape]
-        return next((n for role in ("head", "embedding") for n in fits if self.roles[n] == role), None)
+        classes = self.logits.shape[-1]
+        fitting = [path for path, p in self.trace.model.named_parameters() if classes in p.shape]
+        for role in ("head", "embedding"):
+            for path in fitting:
+                if self.roles[path] == role:
+                    return path
+        return None
 
     @cached_property
     def trained(self) -> bool:
@@ -251,15 +288,15 @@ class Facts(Readings):
             return self.declared.trained
         targets = self.targets
         counted, value = targets.counted.reshape(-1), self.logits.value.reshape(-1, targets.classes)
-        own = targets.nll.reshape(-1)[counted]
+        nll = targets.nll.reshape(-1)[counted]
         logp = value[counted.to(value.device)].double().log_softmax(-1).cpu()
         ids = targets.ids.reshape(-1)[counted]
-        other = -logp.gather(-1, ids.roll(1)[:, None])[:, 0]
-        gain = other - own
+        nll_of_shuffled = -logp.gather(-1, ids.roll(1)[:, None])[:, 0]
+        gain = nll_of_shuffled - nll
         if len(gain) < 3:
             return False
         error = gain.std() / len(gain) ** 0.5
-        return bool(gain.mean() > 5 * error and gain.mean() > 0.1 * own.mean())
+        return bool(gain.mean() > 5 * error and gain.mean() > 0.1 * nll.mean())
 
     def padding_of(self, tokens: Tokens) -> Padding:
         """Return the padding of any ids that the model reads. Raises Unknown if nothing tells."""
@@ -313,8 +350,8 @@ class Facts(Readings):
         far as these are exchangeable.
         """
         tokens = tokens or self.tokens
-        own = (self.configured(f"{name}_token_id") for name in ("pad", "eos"))
-        special = {self.declared.pad_id, self.declared.eos_id, *own, *self.borders}
+        configured = [self.configured(f"{name}_token_id") for name in ("pad", "eos")]
+        special = {self.declared.pad_id, self.declared.eos_id, *configured, *self.borders}
         special.update(self.placeholders(tokens))
         pool = torch.tensor([i for i in torch.unique(tokens.ids).tolist() if i >= 0 and i not in special])
         if len(pool) < 2:
@@ -327,19 +364,21 @@ class Facts(Readings):
 
     def other_values(self, place: Place) -> Iterator[Tensor]:
         """Yield other values of the same kind for an entry of the batch."""
-        entry, tokens = self.entries[place], next((t for t in self.sources if t.place == place), None)
+        entry = self.entries[place]
+        tokens = next((text for text in self.sources if text.place == place), None)
         if tokens is not None:
-            yield at(self.other_tokens(torch.ones_like(tokens.ids, dtype=torch.bool), tokens), place)
+            everywhere = torch.ones_like(tokens.ids, dtype=torch.bool)
+            yield at(self.other_tokens(everywhere, tokens), place)
         elif set(torch.unique(entry).tolist()) <= {0, 1}:
-            flipped, middle = entry.clone(), entry.shape[-1] // 2
             opposite = ~entry if entry.dtype == torch.bool else 1 - entry
+            flipped, middle = entry.clone(), entry.shape[-1] // 2
             flipped[..., middle] = opposite[..., middle]
-            yield from (flipped, opposite)
+            yield flipped
+            yield opposite
         elif entry.is_floating_point():
             yield entry.roll(1, 0) * 1.3 + 0.1
-        elif len(own := torch.unique(entry[entry >= 0])) > 1:
-            index = torch.searchsorted(own, entry.clamp_min(int(own[0])).contiguous())
-            yield torch.where(entry >= 0, own[(index + 1) % len(own)], entry)
+        elif len(torch.unique(entry[entry >= 0])) > 1:
+            yield with_others(entry, entry >= 0)
             yield entry.flip(-1)
 
     @cached_property

@@ -45,8 +45,15 @@ class Product(NamedTuple):
         return nn.functional.linear(self.features, self.weight, self.bias).detach()
 
     def slope(self, gradient: Tensor, limit: float) -> tuple[Tensor, float] | None:
-        """Return the gradient at the logits from that at the features, and the share of it that is not
-        explained; None if it is no cross-entropy's. Rounding may leave a share of ``limit`` unexplained.
+        """Read the gradient at the logits off that at the features.
+
+        Args:
+            gradient: That at the features, `[..., D]`.
+            limit: The share of it that rounding may leave unexplained.
+
+        Returns:
+            The gradient at the logits, `[..., V]`, and the largest share at a position that is not explained;
+            None if it is no cross-entropy's.
         """
         width, limit = self.features.shape[-1], max(limit, ROUNDED)
         flat = gradient.detach().reshape(-1, width)
@@ -55,15 +62,15 @@ class Product(NamedTuple):
             return None
         logits, weight = self.logits().reshape(-1, self.classes), self.weight.detach().double()
         slope = torch.zeros_like(logits, dtype=torch.float64)
-        parts = list[Tensor]()
-        for some in places.split(ROWS):
-            slope[some], residual = _fit(logits[some].double(), flat[some].double(), weight)
-            parts.append(residual)
-        rest = torch.cat(parts)
-        good = rest < limit
-        if good.double().mean() < 0.98:
+        residuals = list[Tensor]()
+        for part in places.split(ROWS):
+            slope[part], residual = _fit(logits[part].double(), flat[part].double(), weight)
+            residuals.append(residual)
+        unexplained = torch.cat(residuals)
+        is_fitted = unexplained < limit
+        if is_fitted.double().mean() < 0.98:
             return None
-        return slope.reshape(*self.features.shape[:-1], self.classes), float(rest[good].max())
+        return slope.reshape(*self.features.shape[:-1], self.classes), float(unexplained[is_fitted].max())
 
 
 def products_of(call: FunctionCall, model: nn.Module, classes: Collection[int]) -> list[Product]:
@@ -74,21 +81,21 @@ def products_of(call: FunctionCall, model: nn.Module, classes: Collection[int]) 
     """
     if call.name not in FUSED:
         return []
-    given = [x for _, x in tensors_in((call.args, call.kwargs)) if x.is_floating_point()]
+    arguments = [x for _, x in tensors_in((call.args, call.kwargs)) if x.is_floating_point()]
     result = next((x for _, x in tensors_in(call.result) if x.is_floating_point()), None)
     products = list[Product]()
-    for features in given:
+    for features in arguments:
         if features.ndim < 2 or isinstance(features, nn.Parameter) or result is None:
             continue
         if result.numel() not in (1, features.numel() // features.shape[-1]):
             continue
-        held = [x for x in given if x is not features]
-        matrices = [x for x in held if _fits(x, features)]
-        if not any(x.ndim == 2 for x in held):
-            held = list(model.parameters())
-            matrices = [p for p in held if _fits(p, features) and len(p) in classes]
+        others = [x for x in arguments if x is not features]
+        matrices = [x for x in others if _fits(x, features)]
+        if not any(x.ndim == 2 for x in others):
+            others = list(model.parameters())
+            matrices = [p for p in others if _fits(p, features) and len(p) in classes]
         for matrix in matrices:
-            biases = [x for x in held if x.shape == matrix.shape[:1]]
+            biases = [x for x in others if x.shape == matrix.shape[:1]]
             products += [Product(features, matrix, bias) for bias in (None, *biases)]
     return products
 
@@ -106,15 +113,16 @@ def _fit(z: Tensor, g: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     expected, uniform = p @ weight, weight.sum(0).expand_as(g)
     size = g.abs().sum(-1)
     plain, smooth = (_fitted(g, basis, weight) for basis in ([expected], [expected, uniform]))
+    left_by_plain, left_by_smooth = _unexplained(g, plain), _unexplained(g, smooth)
     # label smoothing is believed only if it explains the gradient much better, as at known logits
-    better = (_rest(g, plain) > 1e-10 * size) & (_rest(g, smooth) < 0.5 * _rest(g, plain))
-    ids = torch.where(better, smooth.ids, plain.ids)
-    on_class = torch.where(better, smooth.on_class, plain.on_class)
-    a = torch.where(better, smooth.factors[:, 0], plain.factors[:, 0])
-    b = torch.where(better, -smooth.factors[:, 1], torch.zeros_like(a))
+    is_smooth = (left_by_plain > 1e-10 * size) & (left_by_smooth < 0.5 * left_by_plain)
+    ids = torch.where(is_smooth, smooth.ids, plain.ids)
+    on_class = torch.where(is_smooth, smooth.on_class, plain.on_class)
+    a = torch.where(is_smooth, smooth.factors[:, 0], plain.factors[:, 0])
+    b = torch.where(is_smooth, -smooth.factors[:, 1], torch.zeros_like(a))
     slope = a[:, None] * p - b[:, None]
     slope.scatter_add_(1, ids[:, None], on_class[:, None])
-    return slope, torch.where(better, _rest(g, smooth), _rest(g, plain)) / size
+    return slope, torch.where(is_smooth, left_by_smooth, left_by_plain) / size
 
 
 class _Fitted(NamedTuple):
@@ -126,7 +134,8 @@ class _Fitted(NamedTuple):
     made: Tensor
 
 
-def _rest(g: Tensor, fitted: _Fitted) -> Tensor:
+def _unexplained(g: Tensor, fitted: _Fitted) -> Tensor:
+    """Return how much of each gradient is not explained."""
     return (g - fitted.made).abs().sum(-1)
 
 
@@ -137,6 +146,7 @@ def _fitted(g: Tensor, basis: list[Tensor], weight: Tensor) -> _Fitted:
     explains of them.
     """
     vectors = torch.stack(basis, -1)
+    # what of a gradient, and of a row, is orthogonal to the basis
     orthogonal, _ = torch.linalg.qr(vectors)
     beyond = g - (orthogonal @ (orthogonal.mT @ g[..., None]))[..., 0]
     along = beyond @ weight.T

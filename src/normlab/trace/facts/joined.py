@@ -37,13 +37,19 @@ class Joined(NamedTuple):
 def joined(
     calls: Sequence[FunctionCall], parameters: Mapping[str, nn.Parameter], rows: int, widths: set[int]
 ) -> dict[str, Joined]:
-    """Return the parameters, by path, that the calls of a pass append or add to a stream `[B, T, D]` of one
-    of these widths.
+    """Return how each parameter joins the stream, by its path, for those that the calls of a pass append or
+    add to it.
 
     What is added to other parameters first, such as the position of a class token, joins with them.
+
+    Args:
+        calls: The calls of ``JOINING``.
+        parameters: The model's, by path.
+        rows: B, of a stream `[B, T, D]`.
+        widths: What D may be.
     """
     names = {id(p): name for name, p in parameters.items()}
-    found: dict[str, Joined] = {}
+    joined_parameters: dict[str, Joined] = {}
     for call in calls:
         result = call.result
         if call.name not in JOINING or not isinstance(result, Tensor) or result.ndim < 3:
@@ -53,11 +59,11 @@ def joined(
         sources = [sources_of(part) for part in _parts(call.args)]
         if all(sources):  # parameters alone, whatever the batch holds
             continue
-        for part in sources:
-            for p in part:
+        for parameters_of_part in sources:
+            for p in parameters_of_part:
                 if id(p) in names and p.ndim > 1 and p.shape[-1] == result.shape[-1]:
-                    found.setdefault(names[id(p)], Joined(call.name, call.module))
-    return found
+                    joined_parameters.setdefault(names[id(p)], Joined(call.name, call.module))
+    return joined_parameters
 
 
 def _parts(args: Sequence[Any]) -> Iterator[Tensor]:

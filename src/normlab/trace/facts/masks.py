@@ -1,4 +1,4 @@
-"""Masks over rows of a batch."""
+"""Runs of True in masks over the rows of a batch, such as those of padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which tokens, and which frames, only fill up rows, and the same rows under other padding."""
+"""Find which tokens, and which frames, only fill up rows; and give the same rows under other padding.
+
+A model must compute the same for any padding. ``Padding.arranged`` has what a check compares to see that.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,13 @@ class Arranged(NamedTuple):
         """
         columns = self.columns
 
-        def of_all(width: int) -> Tensor:
+        def columns_of_all(width: int) -> Tensor:
             picked = columns(width) if columns else torch.arange(width).expand(len(self.rows), -1)
-            every = picked[:1].repeat(count, 1)
-            every[self.rows] = picked
-            return every
+            of_all = picked[:1].repeat(count, 1)
+            of_all[self.rows] = picked
+            return of_all
 
-        return self._replace(rows=torch.arange(count), columns=of_all)
+        return self._replace(rows=torch.arange(count), columns=columns_of_all)
 
 
 class Padding(NamedTuple):
@@ -72,70 +75,105 @@ class Padding(NamedTuple):
         """
         left, right = runs_at_ends(~self.real)
         lead, trail, width = left.sum(1), right.sum(1), self.real.shape[1]
-        whole = (self.real == ~(left | right)).all(1) & self.real.any(1)
-        some = (whole & ~self.real.all(1)).nonzero()[:1, 0]
-        ends = bool((whole & (trail > 0)).any())
-        rows = (whole & ((trail if ends else lead) > 0)).nonzero()[:, 0]
-        plain = (whole & ((lead > 0) != (trail > 0))).nonzero()[:, 0]
-        first, length, shift = lead[some], int(self.real[some].sum()), (trail - lead)[plain, None]
+        # rows that hold a token, and have no padding between tokens
+        filled_at_ends = (self.real == ~(left | right)).all(1) & self.real.any(1)
+        cut = (filled_at_ends & ~self.real.all(1)).nonzero()[:1, 0]
+        is_on_right = bool((filled_at_ends & (trail > 0)).any())
+        with_more = (filled_at_ends & ((trail if is_on_right else lead) > 0)).nonzero()[:, 0]
+        moved = (filled_at_ends & ((lead > 0) != (trail > 0))).nonzero()[:, 0]
+        begin, length, shift = lead[cut], int(self.real[cut].sum()), (trail - lead)[moved, None]
 
-        def beside(columns: Tensor, *, last: bool) -> Tensor:
-            return torch.cat([columns, columns[:, -1:]] if last else [columns[:, :1], columns], 1)
+        # entries of the batch may be wider than the tokens, so columns are given for any width
+        def columns_of_cut(width_of_entry: int) -> Tensor:
+            return begin[:, None] + torch.arange(length + width_of_entry - width)
 
-        def moved(wide: int) -> Tensor:
-            return (torch.arange(wide) - shift) % wide
+        def columns_of_more(width_of_entry: int) -> Tensor:
+            every = torch.arange(width_of_entry).expand(len(with_more), -1)
+            return _with_one_more(every, last=is_on_right)
+
+        def columns_of_moved(width_of_entry: int) -> Tensor:
+            return (torch.arange(width_of_entry) - shift) % width_of_entry
+
+        def columns_of_moved_on(width_of_entry: int) -> Tensor:
+            return _with_one_more(columns_of_moved(width_of_entry), last=not is_on_right)
 
         arranged = {
-            "cut": Arranged(some, lambda wide: first[:, None] + torch.arange(length + wide - width)),
-            "more": Arranged(rows, lambda wide: beside(torch.arange(wide).expand(len(rows), -1), last=ends)),
-            "moved": Arranged(plain, moved),
-            "moved on": Arranged(plain, lambda wide: beside(moved(wide), last=not ends)),
+            "cut": Arranged(cut, columns_of_cut),
+            "more": Arranged(with_more, columns_of_more),
+            "moved": Arranged(moved, columns_of_moved),
+            "moved on": Arranged(moved, columns_of_moved_on),
         }
-        return {name: own for name, own in arranged.items() if len(own.rows)}
+        return {name: of_rows for name, of_rows in arranged.items() if len(of_rows.rows)}
+
+
+def _with_one_more(columns: Tensor, *, last: bool) -> Tensor:
+    """Return columns `[B, W]` with the last one, or the first one, once more beside it."""
+    return torch.cat([columns, columns[:, -1:]] if last else [columns[:, :1], columns], 1)
 
 
 def padding_of(readings: Readings, tokens: Tokens, texts: Sequence[Tokens]) -> Padding:
-    """Find the padding of the tokens, which are one of the texts that the model reads. Raises Unknown if
-    nothing tells.
+    """Find the padding of the tokens, which are one of the texts that the model reads.
 
     A mask in the batch is a tensor over the tokens with two values, one of which lies at the ends of rows,
     always over the same id. Without a mask, the padding id is the declared one, that of the embedding
     (``padding_idx``), that of the model's configuration, that of tails of several lengths that labels hide,
     or one that fills one end of several rows in runs and occurs nowhere else.
+
+    Raises Unknown if nothing tells.
     """
-    declared = readings.declared.pad_id
-    for place, entry in readings.entries.items():
-        if place == tokens.place:
-            continue
-        real = _as_mask(entry, tokens, declared)
-        if real is not None:
-            fill = torch.unique(tokens.ids[~real])
-            pad = int(fill[0]) if len(fill) == 1 else declared
-            return Padding(
-                real, str(place[-1]) if place else "mask", place, pad, _ends_in(pad, tokens.ids, real)
-            )
-    tables = (m.padding_idx for m in readings.trace.model.modules() if isinstance(m, nn.Embedding))
-    index = next((i for i in tables if i is not None), None)
-    configured, ends = (readings.configured(f"{name}_token_id") for name in ("pad", "eos"))
-    for pad, source in ((declared, "pad_id"), (index, "padding_idx"), (configured, "config")):
-        if isinstance(pad, int) and (tokens.ids == pad).any():
-            is_end = pad in (readings.declared.eos_id, ends) or _ends_are_asked_for(readings, tokens, pad)
-            real = real_tokens(tokens.ids, pad, ends=is_end)
-            if not real.all():
-                return Padding(real, source, None, pad, is_end)
-    if (padding := _padding_under_labels(readings, tokens)) is not None:
+    padding = (
+        _padding_of_mask(readings, tokens)
+        or _padding_of_known_id(readings, tokens)
+        or _padding_under_labels(readings, tokens)
+        or _padding_in_runs(readings, tokens, texts)
+    )
+    if padding is not None:
         return padding
-    pad = _run(tokens.ids)
-    # two texts over one vocabulary are filled up alike: if not, one of the ids is a word, such as a mask
-    others = {_run(other.ids) for other in texts if other.vocabulary == tokens.vocabulary}
-    if pad is not None and not others - {None, pad}:
-        is_end = _ends_are_asked_for(readings, tokens, pad)
-        return Padding(real_tokens(tokens.ids, pad, ends=is_end), "runs", None, pad, is_end)
+    declared = readings.declared.pad_id
     if declared is not None:
         raise Unknown(f"no token of the batch is padding (pad_id {declared})")
     raise Unknown(
         "nothing says that the batch has padding: declare pad_id, or hand a mask over with the batch"
     )
+
+
+def _padding_of_mask(readings: Readings, tokens: Tokens) -> Padding | None:
+    """Return the padding that a mask in the batch shows."""
+    declared = readings.declared.pad_id
+    for place, entry in readings.entries.items():
+        real = None if place == tokens.place else _as_mask(entry, tokens, declared)
+        if real is not None:
+            hidden = torch.unique(tokens.ids[~real])
+            pad = int(hidden[0]) if len(hidden) == 1 else declared
+            source = str(place[-1]) if place else "mask"
+            return Padding(real, source, place, pad, _ends_in(pad, tokens.ids, real))
+    return None
+
+
+def _padding_of_known_id(readings: Readings, tokens: Tokens) -> Padding | None:
+    """Return the padding with the id that is declared, or that the model names."""
+    of_tables = [m.padding_idx for m in readings.trace.model.modules() if isinstance(m, nn.Embedding)]
+    of_table = next((index for index in of_tables if index is not None), None)
+    configured, end = (readings.configured(f"{name}_token_id") for name in ("pad", "eos"))
+    ids = ((readings.declared.pad_id, "pad_id"), (of_table, "padding_idx"), (configured, "config"))
+    for pad, source in ids:
+        if isinstance(pad, int) and (tokens.ids == pad).any():
+            is_end = pad in (readings.declared.eos_id, end) or _ends_are_asked_for(readings, tokens, pad)
+            real = real_tokens(tokens.ids, pad, ends=is_end)
+            if not real.all():
+                return Padding(real, source, None, pad, is_end)
+    return None
+
+
+def _padding_in_runs(readings: Readings, tokens: Tokens, texts: Sequence[Tokens]) -> Padding | None:
+    """Return the padding with an id that fills one end of several rows in runs and occurs nowhere else."""
+    pad = _run(tokens.ids)
+    # two texts over one vocabulary are filled up alike: if not, one of the ids is a word, such as a mask
+    of_texts = {_run(text.ids) for text in texts if text.vocabulary == tokens.vocabulary}
+    if pad is None or of_texts - {None, pad}:
+        return None
+    is_end = _ends_are_asked_for(readings, tokens, pad)
+    return Padding(real_tokens(tokens.ids, pad, ends=is_end), "runs", None, pad, is_end)
 
 
 class Frames(NamedTuple):
@@ -144,17 +182,17 @@ class Frames(NamedTuple):
     real: Tensor
     """`[B, T]`, True at frames that are no padding."""
     place: Place
-    told_by: Place
-    """The place of the mask, or of the rows' lengths, that says so."""
+    """Where the frames are in the batch."""
+    mask: Place
+    """Where the mask is, or the rows' lengths, that says so."""
 
     def with_one_more(self, entries: Mapping[Place, Tensor], batch: Any) -> Any:
         """Return the batch with one more frame of padding in each row; None if other entries are as long,
         which may or may not belong to the frames.
         """
-        longer = {self.place, self.told_by}
         length = self.real.shape[1]
         as_long = {place for place, x in entries.items() if length in x.shape[1:]}
-        if not as_long <= longer:
+        if not as_long <= {self.place, self.mask}:
             return None
         row = int((~self.real[:, -1]).nonzero()[0, 0])  # a row whose last frame is padding
 
@@ -213,14 +251,14 @@ def _ends_are_asked_for(readings: Readings, tokens: Tokens, pad: int) -> bool:
     real = real_tokens(tokens.ids, pad, ends=True)
     first = real & ~real_tokens(tokens.ids, pad)
     for place, entry in readings.entries.items():
-        targets = None if place == tokens.place else _flattened(entry.cpu(), tokens)
-        if targets is None or targets.is_floating_point():
+        labels = None if place == tokens.place else _flattened(entry.cpu(), tokens)
+        if labels is None or labels.is_floating_point():
             continue
         for ahead in (0, 1):
-            given, wanted = targets[:, : targets.shape[1] - ahead], tokens.ids[:, ahead:]
-            asked = F.pad(given == wanted, (ahead, 0))
-            ignored = torch.unique(given[given != wanted])
-            if len(ignored) == 1 and bool(asked[first].all()) and not asked[~real].any():
+            targets, ids = labels[:, : labels.shape[1] - ahead], tokens.ids[:, ahead:]
+            is_asked_for = F.pad(targets == ids, (ahead, 0))
+            ignored = torch.unique(targets[targets != ids])
+            if len(ignored) == 1 and bool(is_asked_for[first].all()) and not is_asked_for[~real].any():
                 return bool(first.any())
     return False
 
@@ -233,11 +271,12 @@ def _as_mask(entry: Tensor, tokens: Tokens, declared: int | None) -> Tensor | No
     values = torch.unique(flat)
     if len(values) != 2:
         return None
-    for shut in values:
-        hidden = flat == shut
-        (left, right), fill = runs_at_ends(hidden), torch.unique(tokens.ids[hidden])
-        at_an_end = hidden.equal(left | right) and not hidden.all(1).any()
-        if at_an_end and len(fill) == 1 and declared in (None, int(fill[0])):
+    for value in values:  # which may hide tokens, or show them
+        hidden = flat == value
+        left, right = runs_at_ends(hidden)
+        ids = torch.unique(tokens.ids[hidden])
+        is_at_ends = hidden.equal(left | right) and not hidden.all(1).any()
+        if is_at_ends and len(ids) == 1 and declared in (None, int(ids[0])):
             return ~hidden
     return None
 
@@ -262,17 +301,18 @@ def _shown_by_labels(entry: Tensor, tokens: Tokens) -> Tensor | None:
     if labels is None or labels.is_floating_point():
         return None
     for ahead in (0, 1):
-        given, asked = labels[:, : labels.shape[1] - ahead], tokens.ids[:, ahead:]
-        shown = given >= 0
-        if not shown.any() or not bool((given == asked)[shown].all()):
+        targets, ids = labels[:, : labels.shape[1] - ahead], tokens.ids[:, ahead:]
+        shown = targets >= 0
+        if not shown.any() or not bool((targets == ids)[shown].all()):
             continue
-        real = ~F.pad(runs_at_ends(~shown)[1], (ahead, 0))
-        lengths, fill = (~real).sum(1), torch.unique(tokens.ids[~real])
-        if len(fill) != 1 or int(lengths.max()) < 2 or len(torch.unique(lengths)) < 2:
+        _, hidden_tails = runs_at_ends(~shown)
+        real = ~F.pad(hidden_tails, (ahead, 0))
+        lengths, hidden_ids = (~real).sum(1), torch.unique(tokens.ids[~real])
+        if len(hidden_ids) != 1 or int(lengths.max()) < 2 or len(torch.unique(lengths)) < 2:
             continue
         last = real & ~F.pad(real[:, 1:], (0, 1))
-        is_inside = bool((tokens.ids[real & ~last] == fill).any())
-        ends = tokens.ids[last] == fill
+        is_inside = bool((tokens.ids[real & ~last] == hidden_ids).any())
+        ends = tokens.ids[last] == hidden_ids
         if real.any(1).all() and not is_inside and (ends.all() or not ends.any()):
             return real
     return None

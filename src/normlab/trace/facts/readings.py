@@ -1,4 +1,7 @@
-"""What one pass of a step shows: lookups, stacks of blocks and their streams, what the loss scores."""
+"""What one pass of a step shows: lookups, stacks of blocks and their streams, what the loss scores.
+
+The pass is made once, with its graph. What is kept of it holds no graph, which would keep all activations.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,21 @@ class BlockCall(NamedTuple):
 
 
 class Readings:
-    """What one pass of a step showed."""
+    """What one pass of a step showed.
+
+    Args:
+        trace: The step.
+        declared: What its author declares.
+    """
 
     def __init__(self, trace: Trace, declared: Declaration) -> None:
         self.trace, self.declared = trace, declared
         with trace.with_graph(events=True, functions=(*RECORDED, *JOINING)) as passed:
             self.loss = None if passed.loss is None else passed.loss.detach()
-            self.lookups = [f._replace(result=None) for f in self._own_lookups(trace, passed)]
-            self.order = [e.module for e in passed.events]
+            self.lookups = [call._replace(result=None) for call in self._lookups_of_model(trace, passed)]
+            """The calls by which the model looks ids up, in order."""
+            self.order = [event.module for event in passed.events]
+            """The module of each call, in the order in which they end."""
             listed = find_listed_layers(trace.model, passed.events)
             self.listed = {name: passed_by(layers) for name, layers in listed.items()}
             """For each layer that is a list, by its stack, whether it passes its stream on."""
@@ -49,14 +59,17 @@ class Readings:
                 partial(_is_behind, passed.loss),
                 [path for layers in self.listed.values() for path in layers],
             )
-            blocks = {b.path for b in self.blocks}
+            blocks = {block.path for block in self.blocks}
             self.calls = [_block_call(event) for event in passed.events if event.module in blocks]
-            self.streams = {c.path: (c.read, c.written) for c in self.calls if not c.number}
+            """Every call of a block, in the order in which they end."""
+            self.streams = {call.path: (call.read, call.written) for call in self.calls if not call.number}
+            """By block, the stream that it reads and writes at its first call."""
             widths = {x.shape[-1] for x in self.entering.values()}
             parameters = dict(trace.model.named_parameters())
             self.joined = joined(passed.functions, parameters, self.rows, widths)
             """The parameters that join the stream of the stacks as they are, by path."""
             self._scored = read_logits(self.trace, passed)
+            """All logits whose cross-entropies the loss holds, with their targets, as they lie."""
             self._placeholders: dict[Place, tuple[int, ...]] = {}
             self.output = None if passed.runs_whole or self._scored else _last_read(trace, passed)
             """Where the loss reads a part of the model last, if it calls parts and has no known logits."""
@@ -64,17 +77,17 @@ class Readings:
     def lookups_of(self, trace: Trace) -> list[FunctionCall]:
         """Return the lookups of another step of the same model; none if it does not run."""
         with suppress(Exception):
-            return self._own_lookups(trace, trace.once(functions=(LOOKED_UP,)))
+            return self._lookups_of_model(trace, trace.once(functions=(LOOKED_UP,)))
         return []
 
     @staticmethod
-    def _own_lookups(trace: Trace, passed: Pass) -> list[FunctionCall]:
+    def _lookups_of_model(trace: Trace, passed: Pass) -> list[FunctionCall]:
         """Return the lookups of the model itself: a teacher or a reference, which the loss calls too, looks
         ids up in tables of its own.
         """
-        own = {id(p) for p in trace.model.parameters()} | set(map(id, trace.weights.values()))
+        of_model = {id(p) for p in trace.model.parameters()} | set(map(id, trace.weights.values()))
         lookups = [call for call in passed.functions if call.name == LOOKED_UP]
-        return [call for call in lookups if call.module or id(call.argument(1, "weight")) in own]
+        return [call for call in lookups if call.module or id(call.argument(1, "weight")) in of_model]
 
     @property
     def joined_together(self) -> list[list[str]]:
@@ -82,10 +95,10 @@ class Readings:
         numbered list, each of which may join the stream before a layer of its own.
         """
         places: dict[str, list[str]] = defaultdict(list)
-        for name, how in self.joined.items():
+        for name, joined_ in self.joined.items():
             is_numbered = any(part.isdigit() for part in name.split("."))
-            if how.is_appended and not is_numbered:
-                places[how.module].append(name)
+            if joined_.is_appended and not is_numbered:
+                places[joined_.module].append(name)
         return list(places.values())
 
     @property

@@ -57,10 +57,17 @@ def find_stacks(
     is_used: Callable[[Tensor], bool],
     listed: Collection[str] = (),
 ) -> dict[str, list[Block]]:
-    """Find the stacks among the modules that were called. ``passes_on(x, y)`` says whether a graph shows that
-    ``y`` holds ``x``, with nothing but factors, sums and norms in between; ``is_used(y)``, whether one shows
-    that the loss is made of ``y``. Inside of layers that are lists, which are ``listed``, only modules that
-    all pass on what they read are blocks: others are parts of such a layer.
+    """Find the stacks among the modules that were called.
+
+    Args:
+        model: The model.
+        events: Its calls in one pass.
+        passes_on: ``passes_on(x, y)`` says whether a graph shows that ``y`` holds ``x``, with nothing but
+            factors, sums and norms in between.
+        is_used: ``is_used(y)`` says whether a graph shows that the loss is made of ``y``.
+        listed: The paths of layers that are lists. Inside of one, only modules that all pass on what they
+            read
+            are blocks: others are parts of such a layer.
     """
     called = {event.module: event for event in events if event.call == 0}
     stacks: dict[str, list[Block]] = {}
@@ -170,9 +177,12 @@ def _chained(
 
 
 def _carries_stream(event: Event | None, block: nn.Module) -> bool:
-    held = {name for name, _ in block.named_parameters()}
-    # one map, as of a feed-forward, holds a weight and a bias, and is no block
-    if event is None or len(held) < 2 or held == {"weight", "bias"}:
+    """Return whether a call of a module shows that it may be a block: it writes a tensor of the shape that it
+    reads, and is more than one map.
+    """
+    names = {name for name, _ in block.named_parameters()}
+    # one map, as of a feed-forward, holds a weight and a bias
+    if event is None or len(names) < 2 or names == {"weight", "bias"}:
         return False
     x, y = stream_of(event.inputs), stream_of(event.outputs)
     return x is not None and y is not None and x.shape == y.shape and x.ndim >= 3
@@ -228,32 +238,38 @@ def _parts(block: nn.Module) -> dict[str, tuple[tuple[str, torch.Size], ...]]:
 
 def settings(module: nn.Module) -> dict[str, Any]:
     """Return a module's class, plain attributes and names of functions."""
-    plain: dict[str, Any] = {"class": type(module).__name__}
+    values: dict[str, Any] = {"class": type(module).__name__}
     for name, value in vars(module).items():
         if (value is None or isinstance(value, (bool, int, float, str))) and name != "training":
-            plain[name] = value
+            values[name] = value
         elif callable(value) and hasattr(value, "__name__"):
-            plain[name] = value.__name__
-    return plain
+            values[name] = value.__name__
+    return values
 
 
 def declares_itself(stacks: Stacks, odd: str, modules: Iterable[str]) -> bool:
     """Return whether the odd module's block has a plain attribute that differs from that of all others."""
-    blocks = [block_of(stacks, path) for path in (odd, *(m for m in modules if m != odd))]
-    if None in blocks:
-        return False
-    own, first, *rest = (
-        {
-            (path, name): value
-            for path, module in block.module.named_modules()
-            for name, value in settings(module).items()
-            if name != "class" and not callable(vars(module)[name])
-        }
-        for block in blocks
-        if block is not None
-    )
-    alike = {key: value for key, value in first.items() if all(other.get(key) == value for other in rest)}
-    return any(key in own and own[key] != value for key, value in alike.items())
+    attributes = list[dict[tuple[str, str], Any]]()
+    for path in (odd, *(module for module in modules if module != odd)):
+        block = block_of(stacks, path)
+        if block is None:
+            return False
+        attributes.append(_plain_attributes(block.module))
+    of_odd, first, *others = attributes
+    alike = {key: value for key, value in first.items() if all(o.get(key) == value for o in others)}
+    return any(key in of_odd and of_odd[key] != value for key, value in alike.items())
+
+
+def _plain_attributes(block: nn.Module) -> dict[tuple[str, str], Any]:
+    """Return the numbers, truths, texts and Nones among the attributes of a block's modules, by path and
+    name.
+    """
+    attributes: dict[tuple[str, str], Any] = {}
+    for path, module in block.named_modules():
+        for name, value in settings(module).items():
+            if name != "class" and not callable(vars(module)[name]):
+                attributes[path, name] = value
+    return attributes
 
 
 def learns(model: nn.Module, path: str) -> bool:
@@ -291,8 +307,9 @@ def odd_one(values: Mapping[str, Any]) -> _Odd | None:
     counts = Counter(values.values()).most_common()
     if len(values) < 3 or len(counts) != 2 or counts[1][1] != 1:
         return None
-    (rest, _), (value, _) = counts
-    return _Odd(next(key for key, own in values.items() if own == value), value, rest)
+    (value_of_others, _), (odd_value, _) = counts
+    key = next(key for key, value in values.items() if value == odd_value)
+    return _Odd(key, odd_value, value_of_others)
 
 
 def shared(paths: Iterable[str]) -> list[str]:
@@ -323,10 +340,12 @@ def scaled_streams(trace: Trace, streams: Mapping[str, Tensor]) -> Scaled:
     The difference of the outputs gives the factor: 1 if a branch is added, 0 if a norm follows.
     """
 
-    def enter(x: Tensor, c: float) -> Callable[[Tensor], Tensor]:
-        return lambda own: c * (x if x.shape == own.shape else own)
+    def enter(x: Tensor, scale: float) -> Callable[[Tensor], Tensor]:
+        return lambda read: scale * (x if x.shape == read.shape else read)
 
-    runs = tuple(trace.again(changed={p: enter(x, c) for p, x in streams.items()}) for c in SCALES)
+    runs = tuple(
+        trace.again(changed={path: enter(x, scale) for path, x in streams.items()}) for scale in SCALES
+    )
     low, high = (_written(run) for run in runs)
     factors: dict[str, float] = {}
     for path, x in streams.items():
@@ -371,31 +390,35 @@ def responses(trace: Trace) -> list[Response]:
     """Call again each module that keeps the shape of one tensor and holds only numbers and vectors."""
     events = [e for e in trace.events if e.call == 0 and _may_norm(trace.model, e)]
     with trace.running():
-        tried = [_response(trace, e) for e in events]
-    return [one for one in tried if one is not None]
+        tried = [_response(trace, event) for event in events]
+    return [response for response in tried if response is not None]
 
 
 def gains(trace: Trace, norms: Iterable[Response]) -> dict[str, Tensor]:
     """Return each norm's factor on each feature, read off a token of as many ones as minus ones."""
     read: dict[str, Tensor] = {}
     with trace.running():
-        for one in norms:
-            module, width = trace.model.get_submodule(one.module), one.width
+        for norm in norms:
+            module, width = trace.model.get_submodule(norm.module), norm.width
             signs = 1.0 - 2 * (torch.randperm(width, generator=torch.Generator().manual_seed(7)) % 2)
             x = signs.to(next(module.parameters(), signs))[None, None]
             plus, minus = _called(module, x), _called(module, -x)
             if width % 2 == 0 and width >= 16 and plus is not None and minus is not None:
-                read[one.module] = ((plus - minus) / 2 * x).flatten().double()
+                read[norm.module] = ((plus - minus) / 2 * x).flatten().double()
     return read
 
 
 def sets_norm_or_dropout(trace: Trace, inner: str, values: Mapping[str, Any]) -> bool:
     """Return whether a setting, by block, is a norm's or the rate of a dropout that the same module calls."""
-    here = {f"{block}.{inner}".rstrip("."): value for block, value in values.items()}
-    ran = trace.again(training=True).functions("dropout", "scaled_dot_product_attention")
-    own = {(c.module, c.argument(1, "p") if c.name == "dropout" else c.argument(4, "dropout_p")) for c in ran}
-    drops = any((path, value) in own for path, value in here.items() if value and isinstance(value, float))
-    return drops or any(one.module in here and one.mixes and not one.grows for one in responses(trace))
+    value_of = {f"{block}.{inner}".rstrip("."): value for block, value in values.items()}
+    rates = set[tuple[str, Any]]()
+    for call in trace.again(training=True).functions("dropout", "scaled_dot_product_attention"):
+        rate = call.argument(1, "p") if call.name == "dropout" else call.argument(4, "dropout_p")
+        rates.add((call.module, rate))
+    for path, value in value_of.items():
+        if value and isinstance(value, float) and (path, value) in rates:
+            return True
+    return any(norm.module in value_of and norm.mixes and not norm.grows for norm in responses(trace))
 
 
 def scatters(gain: Tensor) -> bool:
@@ -405,6 +428,7 @@ def scatters(gain: Tensor) -> bool:
 
 
 def _called(module: nn.Module, x: Tensor) -> Tensor | None:
+    """Return what a module makes of a tensor; None if it raises, or makes another shape."""
     with suppress(Exception):
         y = module(x.clone())
         return y if isinstance(y, Tensor) and y.shape == x.shape else None
@@ -412,6 +436,7 @@ def _called(module: nn.Module, x: Tensor) -> Tensor | None:
 
 
 def _may_norm(model: nn.Module, event: Event) -> bool:
+    """Return whether a call keeps the shape of one tensor, and its module holds only numbers and vectors."""
     if len(event.inputs) != 1 or len(event.outputs) != 1 or not event.module:
         return False
     x, module = event.inputs[0], model.get_submodule(event.module)
@@ -429,15 +454,18 @@ def _response(trace: Trace, event: Event) -> Response | None:
     module, (like,) = trace.model.get_submodule(event.module), event.inputs
     shape, width = [min(n, 3) for n in like.shape[:-1]], like.shape[-1]
     h = torch.randn(*shape, width, generator=torch.Generator().manual_seed(5)).to(like)
-    other, moved = h.clone(), h.clone()
-    other[..., 0] = -2 * h[..., 0] + 1
-    moved.view(len(h), -1, width)[:, 1:] = h.view(len(h), -1, width)[:, 1:].roll(1, -1) * 1.7 + 0.3
-    ys = [y for x in (h, other, moved, 1e3 * h, 1e4 * h) if (y := _called(module, x)) is not None]
-    if len(ys) < 5:
+    other_feature, other_tokens = h.clone(), h.clone()
+    other_feature[..., 0] = -2 * h[..., 0] + 1
+    other_tokens.view(len(h), -1, width)[:, 1:] = h.view(len(h), -1, width)[:, 1:].roll(1, -1) * 1.7 + 0.3
+    inputs = (h, other_feature, other_tokens, 1e3 * h, 1e4 * h)
+    outputs = [y for x in inputs if (y := _called(module, x)) is not None]
+    if len(outputs) < len(inputs):
         return None
+    y, y_of_other_feature, y_of_other_tokens, y_of_thousand, y_of_ten_thousand = outputs
     least = 1e-6 if trace.exact else 16 * torch.finfo(h.dtype).eps
-    mixes = distance(ys[0][..., 1:], ys[1][..., 1:]) > least
-    first, alone = (y.reshape(len(h), -1, width)[:, 0] for y in (ys[0], ys[2]))
-    leaks, grows = distance(first, alone) > least, distance(ys[3], ys[4])
+    mixes = distance(y[..., 1:], y_of_other_feature[..., 1:]) > least
+    first, first_beside_others = (out.reshape(len(h), -1, width)[:, 0] for out in (y, y_of_other_tokens))
+    leaks = distance(first, first_beside_others) > least
+    grows = distance(y_of_thousand, y_of_ten_thousand)
     has_vector = any(p.numel() == width for p in module.parameters())
     return Response(event.module, width, has_vector, mixes, grows if grows > least else 0.0, leaks)

@@ -112,57 +112,83 @@ def read_targets(logits: Tensor, gradient: Tensor, limit: float = RESIDUAL[torch
     if classes < 2 or not counted.any() or not torch.isfinite(g).all():
         return None
     parts = zip(z[counted].split(ROWS), g[counted].split(ROWS), strict=True)
-    fitted = [torch.cat(x) for x in zip(*(_fit(z.double(), g.double()) for z, g in parts), strict=True)]
-    ids, weight, p_weight, uniform, residual, nll = fitted
-    good = (residual < limit) & (weight > 0) & (p_weight > 0)
-    if good.double().mean() < 0.98:
+    fits = [_fit(z.double(), g.double()) for z, g in parts]
+    fit = _Fit(*(torch.cat(values) for values in zip(*fits, strict=True)))
+    is_fitted = (fit.residual < limit) & (fit.on_target > 0) & (fit.on_p > 0)
+    if is_fitted.double().mean() < 0.98:
         return None
 
     counted = counted.cpu()
 
-    def full(values: Tensor) -> Tensor:
+    def at_all_positions(values: Tensor) -> Tensor:
         nothing = torch.zeros(len(counted), dtype=values.dtype)
         return nothing.masked_scatter(counted, values.cpu()).reshape(shape)
 
-    weight = weight + uniform * classes
-    smoothing = float((uniform * classes / weight).median())
-    excess = float(((p_weight - weight).abs() / weight).median())
-    error = float(residual[good].max())
+    weight = fit.on_target + fit.uniform * classes
     return Targets(
-        full(ids), counted.reshape(shape), full(weight), full(nll), classes, smoothing, excess, error
+        ids=at_all_positions(fit.ids),
+        counted=counted.reshape(shape),
+        weight=at_all_positions(weight),
+        nll=at_all_positions(fit.nll),
+        classes=classes,
+        smoothing=float((fit.uniform * classes / weight).median()),
+        excess=float(((fit.on_p - weight).abs() / weight).median()),
+        error=float(fit.residual[is_fitted].max()),
     )
 
 
-def _fit(z: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-    """Fit g = a p - b off the target by least squares, and take w = a p - b - g at the target, by row."""
+class _Fit(NamedTuple):
+    r"""How gradients :math:`g = a\,p - b - c\,\mathrm{onehot}(y)` at positions `[N]` are explained."""
+
+    ids: Tensor
+    """y, the class asked for."""
+    on_target: Tensor
+    """c"""
+    on_p: Tensor
+    """a"""
+    uniform: Tensor
+    """b"""
+    residual: Tensor
+    """The share of the gradient that is not explained."""
+    nll: Tensor
+    """-log p of the class asked for."""
+
+
+def _fit(z: Tensor, g: Tensor) -> _Fit:
+    """Fit g = a p - b off the target by least squares, and take c = a p - b - g at the target, by row.
+
+    The class asked for is the one whose logit is to rise most. b is 0 unless it explains the gradient much
+    better, as under label smoothing.
+    """
     classes = z.shape[-1]
     p, ids = z.softmax(-1), g.argmin(-1)
-    at = F.one_hot(ids, classes).bool()
+    is_target = F.one_hot(ids, classes).bool()
     others = classes - 1
-    off_p, off_g = p.masked_fill(at, 0.0), g.masked_fill(at, 0.0)
+    off_p, off_g = p.masked_fill(is_target, 0.0), g.masked_fill(is_target, 0.0)
     a = (off_p * off_g).sum(-1) / (off_p * off_p).sum(-1).clamp_min(1e-300)
     b = torch.zeros_like(a)
     size = g.abs().sum(-1)
 
-    def residual(a: Tensor, b: Tensor) -> Tensor:
-        return (g - (a[:, None] * p - b[:, None])).masked_fill(at, 0.0).abs().sum(-1) / size
+    def unexplained_share(a: Tensor, b: Tensor) -> Tensor:
+        return (g - (a[:, None] * p - b[:, None])).masked_fill(is_target, 0.0).abs().sum(-1) / size
 
-    plain = residual(a, b)
+    residual = unexplained_share(a, b)
     if others > 1:
+        # the same with b: a regression of g on p, with an intercept
         mean_p, mean_g = off_p.sum(-1) / others, off_g.sum(-1) / others
-        centred = (p - mean_p[:, None]).masked_fill(at, 0.0)
+        centred = (p - mean_p[:, None]).masked_fill(is_target, 0.0)
         slope = (centred * (g - mean_g[:, None])).sum(-1) / centred.square().sum(-1).clamp_min(1e-300)
         offset = slope * mean_p - mean_g
-        smooth = residual(slope, offset)
-        better = (plain > 1e-10) & (smooth < plain * 0.5)
-        a, b = torch.where(better, slope, a), torch.where(better, offset, b)
-        plain = torch.where(better, smooth, plain)
-    here = ids[:, None]
-    weight = a * p.gather(-1, here)[:, 0] - b - g.gather(-1, here)[:, 0]
-    nll = -z.log_softmax(-1).gather(-1, here)[:, 0]
+        with_offset = unexplained_share(slope, offset)
+        is_better = (residual > 1e-10) & (with_offset < residual * 0.5)
+        a, b = torch.where(is_better, slope, a), torch.where(is_better, offset, b)
+        residual = torch.where(is_better, with_offset, residual)
+    target = ids[:, None]
+    on_target = a * p.gather(-1, target)[:, 0] - b - g.gather(-1, target)[:, 0]
+    nll = -z.log_softmax(-1).gather(-1, target)[:, 0]
     if others <= 2:  # no entry is left to check the fit: the gradient of a cross-entropy adds up to 0
-        plain = torch.maximum(plain, g.sum(-1).abs() / size)
-    return ids, weight, a, b, plain, nll
+        residual = torch.maximum(residual, g.sum(-1).abs() / size)
+    return _Fit(ids, on_target, a, b, residual, nll)
 
 
 SCORED: Final = ("cross_entropy", "log_softmax", "nll_loss")
@@ -308,12 +334,14 @@ class _Candidate(NamedTuple):
         """Return the logits and their targets from the gradients in the parts, or None if there are none."""
         parts, slopes, errors = self.parts, gradients, [0.0]
         if self.products:
-            read = [p.slope(g, limit) for p, g in zip(self.products, gradients, strict=True)]
-            known = [pair for pair in read if pair is not None]
-            if len(known) < len(read):
-                return None
-            parts = [p.logits() for p in self.products]
-            slopes, errors = [slope for slope, _ in known], [error for _, error in known]
+            slopes, errors = list[Tensor](), list[float]()
+            for product, gradient in zip(self.products, gradients, strict=True):
+                slope_and_error = product.slope(gradient, limit)
+                if slope_and_error is None:
+                    return None
+                slopes.append(slope_and_error[0])
+                errors.append(slope_and_error[1])
+            parts = [product.logits() for product in self.products]
         x = self.joined(parts, rows)
         targets = read_targets(x, self.joined(slopes, rows), limit)
         if targets is None:
@@ -337,44 +365,46 @@ class _Candidate(NamedTuple):
 
     def is_other_order_of(self, logits: Logits) -> bool:
         """Return whether both are the same parts, joined in another order."""
-        own, known = self.where, logits.where
-        if isinstance(own, Tap) or isinstance(known, Tap):
+        where, other = self.where, logits.where
+        if isinstance(where, Tap) or isinstance(other, Tap):
             return False
-        return own.call is None and own._replace(by_columns=known.by_columns) == known
+        return where.call is None and where._replace(by_columns=other.by_columns) == other
 
 
 def read_logits(trace: Trace, passed: Pass) -> list[tuple[Logits, Targets]]:
     """Find the logits whose cross-entropy is the loss, and their targets, from a pass with its graph, which
     recorded modules and the functions ``RECORDED``.
     """
-    loss, found, rows = passed.loss, list[tuple[Logits, Targets]](), rows_of(trace.batch)
+    loss, rows = passed.loss, rows_of(trace.batch)
+    scored = list[tuple[Logits, Targets]]()
     if loss is None or not loss.requires_grad:
-        return found
+        return scored
     candidates = _candidates(passed, rows, trace.model)
     # most losses score the first candidate, so gradients in all others are not computed before that is tried
-    for some in (candidates[:1], candidates[1:]):
-        may_be_more = not found or any(candidate.may_add_to(found[0][0]) for candidate in some)
-        if not some or not (may_be_more or _holds_more(loss, *found[0])):
+    for group in (candidates[:1], candidates[1:]):
+        may_be_more = not scored or any(candidate.may_add_to(scored[0][0]) for candidate in group)
+        if not group or not (may_be_more or _holds_more(loss, *scored[0])):
             continue
-        tensors = [x for candidate in some for x in candidate.parts]
+        tensors = [x for candidate in group for x in candidate.parts]
         gradients = iter(gradients_in(loss, tensors, trace.model, retain_graph=True))
-        for candidate in some:
+        for candidate in group:
             slopes = [next(gradients) for _ in candidate.parts]
-            known = [g for g in slopes if g is not None]
-            wanted = candidate.output or not found or candidate.is_other_order_of(found[0][0])
-            if wanted and len(known) == len(slopes):
-                # logits are often narrower than the loss that is computed of them
-                dtypes = (torch.float64,) if trace.exact else (loss.dtype, candidate.parts[0].dtype)
-                limit = unexplained(*dtypes)
-                pair = candidate.read(known, rows, limit)
-                found += [] if pair is None else [pair]
-    return found
+            known = [slope for slope in slopes if slope is not None]
+            is_wanted = candidate.output or not scored or candidate.is_other_order_of(scored[0][0])
+            if not is_wanted or len(known) < len(slopes):
+                continue
+            # logits are often narrower than the loss that is computed of them
+            dtypes = (torch.float64,) if trace.exact else (loss.dtype, candidate.parts[0].dtype)
+            pair = candidate.read(known, rows, unexplained(*dtypes))
+            if pair is not None:
+                scored.append(pair)
+    return scored
 
 
 def _holds_more(loss: Tensor, logits: Logits, targets: Targets) -> bool:
     """Return whether a loss is something else than the cross-entropy of these logits."""
-    rest = float(loss) - targets.value(logits.value)
-    return abs(rest) > max(targets.rounding, unexplained(logits.value.dtype)) * abs(float(loss))
+    remainder = float(loss) - targets.value(logits.value)
+    return abs(remainder) > max(targets.rounding, unexplained(logits.value.dtype)) * abs(float(loss))
 
 
 def _candidates(passed: Pass, rows: int, model: nn.Module) -> list[_Candidate]:
@@ -383,13 +413,16 @@ def _candidates(passed: Pass, rows: int, model: nn.Module) -> list[_Candidate]:
     inner = [event for event in passed.events if not event.outermost]
     paths = list(dict.fromkeys(event.module for event in reversed(outermost)))
     paths.sort(key=bool)  # the whole model before its parts
-    found = [
-        *(c for path in paths for event in outermost if event.module == path for c in _outputs(event)),
-        *_inputs(passed, rows),
-        *_unseen(passed, rows, model),
-        *(c for event in reversed(inner) for c in _outputs(event)),
-    ]
-    return [candidate for candidate in found if candidate.is_possible][:CANDIDATES]
+    candidates = list[_Candidate]()
+    for path in paths:
+        for event in outermost:
+            if event.module == path:
+                candidates += _outputs(event)
+    candidates += _inputs(passed, rows)
+    candidates += _unseen(passed, rows, model)
+    for event in reversed(inner):
+        candidates += _outputs(event)
+    return [candidate for candidate in candidates if candidate.is_possible][:CANDIDATES]
 
 
 def _inputs(passed: Pass, rows: int) -> Iterator[_Candidate]:
@@ -399,9 +432,8 @@ def _inputs(passed: Pass, rows: int) -> Iterator[_Candidate]:
         if call.name in SCORED:
             groups[_kind(call)].append(call.argument(0, "input"))
     for (name, axis, classes), parts in groups.items():
-        for where in _joint(
-            FunctionInput(name, classes, axis), [x.numel() // classes for x in parts], passed, rows
-        ):
+        sizes = [x.numel() // classes for x in parts]
+        for where in _joint(FunctionInput(name, classes, axis), sizes, passed, rows):
             yield _Candidate(where, parts)
     for (name, axis, classes), parts in groups.items():
         for i, x in enumerate(parts):
@@ -415,13 +447,13 @@ def _unseen(passed: Pass, rows: int, model: nn.Module) -> Iterator[_Candidate]:
     groups = defaultdict[tuple[str, int, int], list[Product]](list)
     for kind, product in _products(passed, model):
         groups[kind].append(product)
-    for (name, classes, which), products in groups.items():
-        sizes = [p.features.numel() // p.features.shape[-1] for p in products]
-        for where in _joint(FunctionInput(name, classes, product=which), sizes, passed, rows):
-            yield _Candidate(where, [p.features for p in products], products=tuple(products))
-    for (name, classes, which), products in groups.items():
+    for (name, classes, number), products in groups.items():
+        sizes = [product.features.numel() // product.features.shape[-1] for product in products]
+        for where in _joint(FunctionInput(name, classes, product=number), sizes, passed, rows):
+            yield _Candidate(where, [product.features for product in products], products=tuple(products))
+    for (name, classes, number), products in groups.items():
         for i, product in enumerate(products):
-            where = FunctionInput(name, classes, call=i, product=which)
+            where = FunctionInput(name, classes, call=i, product=number)
             yield _Candidate(where, [product.features], products=(product,))
 
 
@@ -429,11 +461,11 @@ def _joint(where: FunctionInput, sizes: list[int], passed: Pass, rows: int) -> I
     """Yield the orders in which several calls, with so many positions each, may score all tokens, all but one
     per row, or all rows.
     """
-    read = (f.argument(0, "input") for f in passed.functions if f.name == LOOKED_UP)
-    tokens = {x.numel() for x in read if rows in x.shape[:2]}  # others are positions
-    every = sum(sizes)
-    score_tokens = every % rows == 0 and bool({every, every + rows} & tokens)
-    if len(sizes) > 1 and (score_tokens or every == rows):
+    looked_up = [call.argument(0, "input") for call in passed.functions if call.name == LOOKED_UP]
+    tokens = {ids.numel() for ids in looked_up if rows in ids.shape[:2]}  # others are positions
+    positions = sum(sizes)
+    score_tokens = positions % rows == 0 and not tokens.isdisjoint((positions, positions + rows))
+    if len(sizes) > 1 and (score_tokens or positions == rows):
         yield where
         if all(n % rows == 0 for n in sizes):
             yield where._replace(by_columns=True)
@@ -470,16 +502,22 @@ def _outputs(event: Event) -> Iterator[_Candidate]:
 
 def bypassed(trace: Trace) -> bool:
     """Return whether some of the loss's gradient does not pass through the tapped tensors, the logits."""
-    own = [p for p in trace.model.parameters() if p.requires_grad]
+    parameters = [p for p in trace.model.parameters() if p.requires_grad]
     with trace.with_graph() as passed:
-        taps = [t for t in passed.taps.values() if t.requires_grad]
+        taps = [tap for tap in passed.taps.values() if tap.requires_grad]
         if passed.loss is None or not taps:
             return True
-        found = torch.autograd.grad(passed.loss, [*own, *taps], retain_graph=True, allow_unused=True)
-        through = torch.autograd.grad(taps, own, found[len(own) :], allow_unused=True)
-    least = ROUNDED * max(float(g.norm()) for g in found if g is not None)
-    for a, b in zip(found, through, strict=False):
-        if a is not None and (float(a.norm()) > least if b is None else distance(a, b) > CLOSE):
+        gradients = torch.autograd.grad(
+            passed.loss, [*parameters, *taps], retain_graph=True, allow_unused=True
+        )
+        of_parameters, of_taps = gradients[: len(parameters)], gradients[len(parameters) :]
+        through_taps = torch.autograd.grad(taps, parameters, of_taps, allow_unused=True)
+    least = ROUNDED * max(float(g.norm()) for g in gradients if g is not None)
+    for whole, through in zip(of_parameters, through_taps, strict=True):
+        if whole is None:
+            continue
+        is_apart = float(whole.norm()) > least if through is None else distance(whole, through) > CLOSE
+        if is_apart:
             return True
     return False
 
@@ -488,12 +526,12 @@ def is_joined_elsewhere(trace: Trace) -> bool:
     """Return whether the graph of the loss leads to a parameter beside the tapped tensors, whether or not a
     gradient comes that way.
     """
-    own = {id(p) for p in trace.model.parameters()}
+    parameters = {id(p) for p in trace.model.parameters()}
     with trace.with_graph() as passed:
         if passed.loss is None:
             return False
-        behind = nodes_behind(passed.loss.grad_fn, [t.grad_fn for t in passed.taps.values()])
-        return any(id(getattr(node, "variable", None)) in own for node in behind)
+        behind = nodes_behind(passed.loss.grad_fn, [tap.grad_fn for tap in passed.taps.values()])
+        return any(id(getattr(node, "variable", None)) in parameters for node in behind)
 
 
 def over_one(trace: Trace) -> float | None:
@@ -515,16 +553,18 @@ def cut_off(trace: Trace, logits: Tensor) -> Located | None:
     A logit whose probability rounds to 0 or 1 may have none.
     """
     with trace.with_graph(functions=MULTIPLIED) as passed:
-        made = [f for f in passed.functions if f.result.shape[-1:] == logits.shape[-1:]]
-        made = [f for f in made if f.result.numel() == logits.numel() and f.result.requires_grad]
-        if not made or passed.loss is None:
+        products = [call for call in passed.functions if call.result.shape[-1:] == logits.shape[-1:]]
+        products = [c for c in products if c.result.numel() == logits.numel() and c.result.requires_grad]
+        if not products or passed.loss is None:
             return None
-        (g,) = torch.autograd.grad(passed.loss, made[-1].result, allow_unused=True)
+        (g,) = torch.autograd.grad(passed.loss, products[-1].result, allow_unused=True)
     if g is None:
         return None
     g, p = (x.reshape(-1, logits.shape[-1]) for x in (g, logits.double().softmax(-1)))
-    counted = g.any(-1, keepdim=True)
+    is_counted = g.any(-1, keepdim=True)
     least = torch.finfo(p.dtype).eps
-    unsure = counted & (p > least) & (p < 1 - least)
-    lost = unsure & (g == 0)
-    return Located(float(lost.sum() / unsure.sum()), made[-1].module) if lost.any() else None
+    is_unsure = is_counted & (p > least) & (p < 1 - least)
+    is_lost = is_unsure & (g == 0)
+    if not is_lost.any():
+        return None
+    return Located(float(is_lost.sum() / is_unsure.sum()), products[-1].module)

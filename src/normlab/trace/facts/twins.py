@@ -47,15 +47,19 @@ class ModuleCall(NamedTuple):
 
 
 class OutermostCalls:
-    """Sees the calls of the modules ``apart``, which may lie in a model, and else the outermost ones of the
-    model and of modules that hold no part of it. What ``see`` returns, if anything, takes the place of an
-    output.
+    """Sees the outermost calls of a model, and of modules that hold no part of it.
+
+    Args:
+        model: The model.
+        apart: Modules whose calls are seen by themselves, though they may lie in the model. A call of what
+            holds one is not seen.
+        see: Called with each call. What it returns, if anything, takes the place of an output.
     """
 
     def __init__(
         self, model: nn.Module, apart: Iterable[nn.Module], see: Callable[[ModuleCall], Any]
     ) -> None:
-        self._own, self._apart = {id(m) for m in model.modules()}, {id(m) for m in apart}
+        self._of_model, self._apart = {id(m) for m in model.modules()}, {id(m) for m in apart}
         self._see = see
         self._running: nn.Module | None = None
 
@@ -88,10 +92,11 @@ class OutermostCalls:
     def _counts(self, module: nn.Module) -> bool:
         if id(module) in self._apart:
             return True
+        if next(module.parameters(), None) is None:
+            return False
         inside = {id(m) for m in module.modules()}
-        is_own = id(module) in self._own
-        has_parameters = next(module.parameters(), None) is not None
-        return has_parameters and inside.isdisjoint(self._apart) and (is_own or inside.isdisjoint(self._own))
+        is_of_model = id(module) in self._of_model
+        return inside.isdisjoint(self._apart) and (is_of_model or inside.isdisjoint(self._of_model))
 
 
 class Twins(NamedTuple):
@@ -111,12 +116,13 @@ def find_twins(trace: Trace) -> Twins:
     """Return the twins of a model that its loss runs. Raises Unknown if there are none."""
     inside, apart = _inside(trace)
     twins = list(inside)
-    own = {id(m): path for path, m in trace.model.named_modules()}
+    paths = {id(m): path for path, m in trace.model.named_modules()}
     calls = [call for call in _calls(trace, apart) if call.module not in apart]
     for module in {id(call.module): call.module for call in calls}.values():
-        if id(module) in own:
+        if id(module) in paths:
             modes = {call.has_gradients for call in calls if call.module is module}
-            twins += [Twin(module, own[id(module)], {}, is_self=True)] if len(modes) == 2 else []
+            if len(modes) == 2:
+                twins.append(Twin(module, paths[id(module)], {}, is_self=True))
         elif (weights := _weights_for(module, trace)) is not None:
             twins.append(Twin(module, None, weights))
     if not twins:
@@ -171,14 +177,16 @@ def _inside(trace: Trace) -> tuple[list[Twin], list[nn.Module]]:
     modules = {path: trace.model.get_submodule(path) for pair in pairs for path in pair}
     calls = _calls(trace, modules.values()) if pairs else []
     twins, apart = list[Twin](), list[nn.Module]()
-    for path, twin in pairs:
-        of_both = [[c.given[:1] for c in calls if c.module is modules[name]] for name in (path, twin)]
-        if any(x and y and are_equal(x[0], y[0]) for x in of_both[0] for y in of_both[1]):
+    for path, path_of_twin in pairs:
+        module, twin = modules[path], modules[path_of_twin]
+        inputs = [call.given[0] for call in calls if call.module is module and call.given]
+        inputs_of_twin = [call.given[0] for call in calls if call.module is twin and call.given]
+        if any(are_equal(x, y) for x in inputs for y in inputs_of_twin):
             names = {id(p): name for name, p in trace.model.named_parameters()}
             values = _values(trace)
-            weights = {names[id(p)]: values[id(q)] for p, q in _own(modules[path], modules[twin])}
-            twins.append(Twin(modules[twin], twin, weights, trains=_trains(modules[twin])))
-            apart += [modules[path], modules[twin]]
+            weights = {names[id(p)]: values[id(q)] for p, q in _not_shared(module, twin)}
+            twins.append(Twin(twin, path_of_twin, weights, trains=_trains(twin)))
+            apart += [module, twin]
     return twins, apart
 
 
@@ -194,9 +202,9 @@ def _alike(trace: Trace) -> list[tuple[str, str]]:
     for paths in sorted(groups.values(), key=lambda paths: min(path.count(".") for path in paths)):
         trained = [path for path in paths if _trains(model.get_submodule(path))]
         for path in paths:
-            known = [name for pair in pairs for name in pair]
+            paired = [name for pair in pairs for name in pair]
             others = [other for other in trained if other != path]
-            if not others or any(path == name or path.startswith(f"{name}.") for name in known):
+            if not others or any(path == name or path.startswith(f"{name}.") for name in paired):
                 continue
             is_frozen = path not in trained
             module, first = model.get_submodule(path), model.get_submodule(trained[0])
@@ -220,7 +228,7 @@ def _values(trace: Trace) -> Mapping[int, Tensor]:
     return {id(p): values[name] for name, p in trace.model.named_parameters()}
 
 
-def _own(module: nn.Module, other: nn.Module) -> list[tuple[Tensor, Tensor]]:
+def _not_shared(module: nn.Module, other: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """Return the parameters that two modules that are alike do not share."""
     pairs = zip(module.parameters(), other.parameters(), strict=True)
     return [(p, q) for p, q in pairs if p is not q]
@@ -228,7 +236,7 @@ def _own(module: nn.Module, other: nn.Module) -> list[tuple[Tensor, Tensor]]:
 
 def _is_copy(module: nn.Module, other: nn.Module, values: Mapping[int, Tensor]) -> bool:
     """Return whether a module holds the drawn numbers of another in parameters of its own."""
-    pairs = [(values[id(p)], values[id(q)]) for p, q in _own(module, other)]
+    pairs = [(values[id(p)], values[id(q)]) for p, q in _not_shared(module, other)]
     is_drawn = any(p.numel() > 1 and bool((p != p.flatten()[0]).any()) for p, _ in pairs)
     return is_drawn and all(are_equal(p, q) for p, q in pairs)
 
@@ -237,12 +245,15 @@ def _weights_for(module: nn.Module, trace: Trace) -> Weights | None:
     """Return the values that a module beside the model has for the parameters of its counterpart; none are
     needed if each is equal to one of the model's. None is returned if it has no counterpart.
     """
-    held = {name: p.detach() for name, p in module.named_parameters()}
+    values = {name: p.detach() for name, p in module.named_parameters()}
     for path, part in trace.model.named_modules():
         if _signature(part) == _signature(module) and _trains(part):
-            return {f"{path}.{name}" if path else name: p for name, p in held.items()}
-    own = list(trace.parameters.values())
-    return {} if all(any(are_equal(p, q) for q in own) for p in held.values()) else None
+            return {f"{path}.{name}" if path else name: p for name, p in values.items()}
+    of_model = list(trace.parameters.values())
+    for p in values.values():
+        if not any(are_equal(p, q) for q in of_model):
+            return None
+    return {}
 
 
 def are_equal(x: Tensor, y: Tensor) -> bool:

@@ -1,4 +1,8 @@
-"""What passes show of a model's wiring, read off autograd graphs: streams, scores, chains of maps."""
+"""What passes show of a model's wiring, read off autograd graphs: streams, scores, chains of maps.
+
+A graph's nodes name their operations, and some keep the tensors that they read. So whether a tensor is
+passed on unchanged, or what constant scales it, is seen by following nodes back from it.
+"""
 
 from __future__ import annotations
 
@@ -111,14 +115,21 @@ def read_wiring(trace: Trace, blocks: list[str]) -> Wiring:
         again = trace.again(changed=dict.fromkeys(paths.values(), leaves.cut_off))
         with again.with_graph(events=True, functions=(*ATTENDED, *MULTIPLIED, *ADDED, OWN)) as passed:
             calls = passed.functions
-            read = [(i, s) for i, c in enumerate(calls) if (s := _scores(c)) is not None]
+            all_scores, over_queries = list[Scores](), list[str]()
+            for i, call in enumerate(calls):
+                scores = _scores(call)
+                if scores is None:
+                    continue
+                all_scores.append(scores)
+                if call.name == "softmax" and _over_queries(call, calls[i + 1 :]):
+                    over_queries.append(scores.module)
             return Wiring(
-                _streams((e for e in passed.events if e.module in paths.values()), leaves),
-                {c.module for c in calls if c.name in ATTENDED},
-                [scores for _, scores in read],
-                [s.module for i, s in read if calls[i].name == "softmax" and _over_queries(*calls[i:])],
-                list(_chains(calls)),
-                list(adapters_in(calls, MULTIPLIED, lambda node: _scaled(node)[1], _products_in)),
+                streams=_streams((e for e in passed.events if e.module in paths.values()), leaves),
+                attending={call.module for call in calls if call.name in ATTENDED},
+                scores=all_scores,
+                over_queries=over_queries,
+                chains=list(_chains(calls)),
+                adapters=list(adapters_in(calls, MULTIPLIED, lambda node: _scaled(node)[1], _products_in)),
             )
 
 
@@ -203,12 +214,13 @@ def features_read(trace: Trace, place: Place) -> Tensor:
 
 def alike(stacks: Stacks, scores: Iterable[Scores]) -> Iterator[dict[str, Scores]]:
     """Yield scores by their module, grouped by their place in the block."""
-    calls: dict[str, list[Scores]] = defaultdict(list)
-    for one in scores:
-        calls[f"{one.module}."].append(one)
-    for modules in siblings(stacks, calls).values():
-        for here in zip(*(calls[m] for m in modules), strict=False):
-            yield dict(zip(modules, here, strict=True))
+    by_module: dict[str, list[Scores]] = defaultdict(list)
+    for each in scores:
+        by_module[f"{each.module}."].append(each)
+    for modules in siblings(stacks, by_module).values():
+        # a module may attend several times: its calls are compared one by one
+        for of_one_call in zip(*(by_module[module] for module in modules), strict=False):
+            yield dict(zip(modules, of_one_call, strict=True))
 
 
 def _streams(events: Iterable[Event], leaves: _Leaves) -> dict[str, tuple[bool, bool]]:
@@ -222,6 +234,9 @@ def _streams(events: Iterable[Event], leaves: _Leaves) -> dict[str, tuple[bool, 
 
 
 def _stream(event: Event, x: Tensor | None) -> tuple[bool, bool] | None:
+    """Return whether the output of a call holds its input ``x`` unchanged, and whether it does so at all;
+    None if it has no output of the same shape.
+    """
     y = stream_of(event.outputs)
     if x is None or y is None or x.shape != y.shape:
         return None
@@ -251,17 +266,32 @@ def _scores(call: FunctionCall) -> Scores | None:
 def _read(
     module: str, factor: float, queries: torch.Size, pair: tuple[Node | None, Node | None]
 ) -> Scores | None:
-    """Return the scores of queries `[B, H, T, D]`, or `[B, T, D]` where there is one head."""
-    if None in pair or any(parameter_behind(one) is not None for one in pair):
+    """Return the scores of an attention; None if what scales them cannot be read.
+
+    Args:
+        module: Where it runs.
+        factor: The constant on the product of queries and keys.
+        queries: Their shape, `[B, H, T, D]`, or `[B, T, D]` where there is one head.
+        pair: The nodes of queries and keys.
+    """
+    if None in pair or any(parameter_behind(end) is not None for end in pair):
         return None
-    constants = [_rotated(one) for one in pair]
-    behind = [n for one in pair for n in _upstream(one, PRODUCTS | ANGLES)]
-    free = any(_operation(n) in REDUCTIONS or _is_gated(n) for n in behind)
-    if None in constants and not free:
+    constants = [_rotated(end) for end in pair]
+    behind = [node for end in pair for node in _upstream(end, PRODUCTS | ANGLES)]
+    is_free = any(_operation(node) in REDUCTIONS or _is_gated(node) for node in behind)
+    if None in constants and not is_free:
         return None
-    factor *= prod(c for c in constants if c is not None)
+    factor *= prod(constant for constant in constants if constant is not None)
     heads = queries[1] if len(queries) > 3 else 1
-    return Scores(module, factor, queries[-1], heads, free, _drawn(pair), any(map(_is_turned, behind)))
+    return Scores(
+        module=module,
+        factor=factor,
+        width=queries[-1],
+        heads=heads,
+        free=is_free,
+        drawn=_drawn(pair),
+        turned=any(map(_is_turned, behind)),
+    )
 
 
 def _is_gated(node: Node) -> bool:
@@ -275,23 +305,29 @@ def _is_turned(node: Node) -> bool:
 
 
 def _drawn(ends: Iterable[Node]) -> tuple[float, float]:
+    """Return the deviation of the queries' matrix relative to that of the keys', and its sampling error;
+    (1, 0) if there are no two matrices.
+    """
     q, k = (_matrix(end) for end in ends)
     if q is None or k is None or q is k or min(q.numel(), k.numel()) < 2:
         return 1.0, 0.0
-    own, other = (float(w.detach().double().std()) for w in (q, k))
-    return (own / other, (0.5 / q.numel() + 0.5 / k.numel()) ** 0.5) if other else (1.0, 0.0)
+    of_q, of_k = (float(w.detach().double().std()) for w in (q, k))
+    if not of_k:
+        return 1.0, 0.0
+    # the relative error of the deviation of n draws is 1 / sqrt(2 n)
+    return of_q / of_k, (0.5 / q.numel() + 0.5 / k.numel()) ** 0.5
 
 
 def _matrix(end: Node) -> Tensor | None:
     """Return the matrix that makes queries, or keys, if no other does but corrections of low rank."""
-    products = [n for n in _upstream(end, PRODUCTS) if _operation(n) in PRODUCTS]
-    own = {
-        id(p): p
-        for n in _of_full_rank(products)
-        for one in _before(n)
-        if (p := parameter_behind(one)) is not None and p.ndim > 1
-    }
-    return next(iter(own.values())) if len(own) == 1 else None
+    products = [node for node in _upstream(end, PRODUCTS) if _operation(node) in PRODUCTS]
+    matrices = dict[int, Tensor]()
+    for product in _of_full_rank(products):
+        for node in _before(product):
+            p = parameter_behind(node)
+            if p is not None and p.ndim > 1:
+                matrices[id(p)] = p
+    return next(iter(matrices.values())) if len(matrices) == 1 else None
 
 
 def _of_full_rank(ends: Sequence[Node]) -> list[Node]:
@@ -303,12 +339,13 @@ def _of_full_rank(ends: Sequence[Node]) -> list[Node]:
 
 def _is_correction(node: Node) -> bool:
     """Return whether a node is the second of two products with a narrower width between them."""
-    if _operation(node) not in PRODUCTS or (widths := _widths(node)) is None:
+    widths = _widths(node) if _operation(node) in PRODUCTS else None
+    read, _ = _operands(node) if widths is not None else (None, None)
+    if widths is None or read is None:
         return False
-    read, _ = _operands(node)
-    first = None if read is None else _scaled(read)[1]
-    before = None if first is None or _operation(first) not in PRODUCTS else _widths(first)
-    return before is not None and widths[0] < min(before[0], widths[1])
+    _, first = _scaled(read)
+    widths_of_first = _widths(first) if _operation(first) in PRODUCTS else None
+    return widths_of_first is not None and widths[0] < min(widths_of_first[0], widths[1])
 
 
 def _widths(product: Node) -> tuple[int, int] | None:
@@ -317,16 +354,17 @@ def _widths(product: Node) -> tuple[int, int] | None:
     return None if right is None else (right.shape[-2], right.shape[-1])
 
 
-def _over_queries(call: FunctionCall, *later: FunctionCall) -> bool:
+def _over_queries(softmax: FunctionCall, later: Iterable[FunctionCall]) -> bool:
     """Return whether a softmax over scores runs over a different axis than the next product's sum."""
-    weights, dim = call.result, call.argument(1, "dim", call.kwargs.get("axis"))
-    for one in later:
-        if one.name in ("matmul", "__matmul__", "bmm") and one.module == call.module:
-            left, right = one.argument(0, "input"), one.argument(1, "other", one.kwargs.get("mat2"))
-            for side, axis in ((left, -1), (right, -2)):
-                same = isinstance(side, Tensor) and side.shape == weights.shape
-                if same and torch.equal(side.detach(), weights.detach()) and isinstance(dim, int):
-                    return dim % weights.ndim != axis % weights.ndim
+    weights, dim = softmax.result, softmax.argument(1, "dim", softmax.kwargs.get("axis"))
+    for call in later:
+        if call.name not in ("matmul", "__matmul__", "bmm") or call.module != softmax.module:
+            continue
+        left, right = call.argument(0, "input"), call.argument(1, "other", call.kwargs.get("mat2"))
+        for side, summed_axis in ((left, -1), (right, -2)):
+            has_shape = isinstance(side, Tensor) and side.shape == weights.shape
+            if has_shape and torch.equal(side.detach(), weights.detach()) and isinstance(dim, int):
+                return dim % weights.ndim != summed_axis % weights.ndim
     return False
 
 
@@ -397,9 +435,10 @@ def multiplier(node: Node) -> Tensor | None:
     """Return what a node multiplies or divides by, if that has no graph of its own."""
     if _operation(node) not in ("Mul", "Div") or len(_before(node)) != 1:
         return None
-    first = node.next_functions[0][0] is not None
-    other = saved(node, "other" if first else "self")
-    return other if isinstance(other, Tensor) and (first or _operation(node) == "Mul") else None
+    is_first = node.next_functions[0][0] is not None  # whether the first operand is the one with a graph
+    other = saved(node, "other" if is_first else "self")
+    is_factor = is_first or _operation(node) == "Mul"  # not what is divided by the one with a graph
+    return other if isinstance(other, Tensor) and is_factor else None
 
 
 def _constant(node: Node) -> float | None:
@@ -408,7 +447,9 @@ def _constant(node: Node) -> float | None:
     if other is None or other.numel() != 1:
         return None
     value = float(other)
-    return value if _operation(node) == "Mul" else 1 / value if value else None
+    if _operation(node) == "Mul":
+        return value
+    return 1 / value if value else None
 
 
 def _scaled(node: Node) -> tuple[float, Node]:
@@ -427,25 +468,26 @@ def _ends(node: Node, through: Callable[[Node], bool]) -> Iterator[tuple[float, 
     """Follow a node back through these operations too; yield the constant factor of each end, and the end."""
     waiting, seen = [(1.0, node)], set[tuple[float, Node]]()
     while waiting:
-        factor, one = waiting.pop()
-        by, one = _scaled(one)
-        end = factor * by, one
-        if end in seen:
+        factor, start = waiting.pop()
+        by, end = _scaled(start)
+        factor *= by
+        if (factor, end) in seen:
             continue
-        seen.add(end)
-        if through(one):
-            waiting += [(end[0], n) for n in _before(one)]
+        seen.add((factor, end))
+        if through(end):
+            waiting += [(factor, before) for before in _before(end)]
         else:
-            yield end
+            yield factor, end
 
 
 def _summands(node: Node) -> list[tuple[float, Node]]:
     """Return the products that a node sums, masks or caps, each with its constant factor."""
-    products: dict[Node, float] = {}
-    for factor, one in _ends(node, lambda n: _operation(n) in SUMS):
-        if _operation(one) in PRODUCTS:
-            products.setdefault(one, factor * float(saved(one, "alpha", 1.0)))
-    return [(factor, one) for one, factor in products.items()]
+    factors_of: dict[Node, float] = {}
+    for factor, end in _ends(node, lambda n: _operation(n) in SUMS):
+        if _operation(end) in PRODUCTS:
+            # ``baddbmm`` has a constant of its own
+            factors_of.setdefault(end, factor * float(saved(end, "alpha", 1.0)))
+    return [(factor, product) for product, factor in factors_of.items()]
 
 
 def _products_in(node: Node) -> list[Node]:
@@ -454,8 +496,8 @@ def _products_in(node: Node) -> list[Node]:
 
 def factors(node: Node) -> tuple[nn.Parameter, ...]:
     """Return the matrices whose products with something a node passes on or sums."""
-    read = (parameter_behind(n) for _, one in _summands(node) for n in _before(one))
-    return tuple(p for p in read if p is not None and p.ndim > 1)
+    parameters = [parameter_behind(before) for product in _products_in(node) for before in _before(product)]
+    return tuple(p for p in parameters if p is not None and p.ndim > 1)
 
 
 def _rotated(node: Node) -> float | None:
@@ -467,13 +509,13 @@ def _rotated(node: Node) -> float | None:
         return _operation(n) in TURNS or by_table or _is_turned(n)
 
     ends = [
-        (factor, one)
-        for factor, one in _ends(node, turns)
-        if parameter_behind(one) is None and _operation(one) not in ANGLES
+        (factor, end)
+        for factor, end in _ends(node, turns)
+        if parameter_behind(end) is None and _operation(end) not in ANGLES
     ]
-    whole = _of_full_rank([one for _, one in ends])  # a correction may have a factor of its own
-    factors = {round(factor, 9) for factor, one in ends if one in whole}
-    return factors.pop() if len(factors) == 1 else None
+    of_full_rank = _of_full_rank([end for _, end in ends])  # a correction may have a factor of its own
+    constants = {round(factor, 9) for factor, end in ends if end in of_full_rank}
+    return constants.pop() if len(constants) == 1 else None
 
 
 def _operands(product: Node) -> tuple[Node | None, Node | None]:

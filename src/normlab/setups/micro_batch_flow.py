@@ -1,4 +1,8 @@
-"""The flow that a recorded micro-batch shows: the model that it trains, its batch, and its loss."""
+"""Find the flow in a recorded micro-batch: the model that it trains, its batch and its loss.
+
+A recording only holds numbered values and calls. Which tensors are the batch, and which are constants,
+parameters or parts of another model, follows from how they are used.
+"""
 
 from __future__ import annotations
 
@@ -27,39 +31,43 @@ bound that a script sets lies above the largest.
 def flow_of(
     micro_batch: MicroBatch,
     held: Collection[int],
-    kept: Sequence[RecordedCall] = (),
+    not_repeated: Sequence[RecordedCall] = (),
     model: nn.Module | None = None,
     scalings: int | None = None,
 ) -> Flow:
     """Return the flow that leads to the loss of a micro-batch, before the script scaled it for its backward
-    pass. The model is what the step trains: modules that no optimizer of the step holds and that get no
-    gradient, such as a frozen reference or a teacher, are functions; ``model`` is that of another
-    micro-batch, if it is known already. What ``kept`` calls returned is not computed again. ``scalings`` says
-    how many of the last calls scale the loss, if not all that multiply it by a number do.
+    pass.
 
-    Raises NotRepeatableError if no module that is trained takes part in it.
+    Its model is what the step trains: modules that no optimizer of the step holds and that get no gradient,
+    such as a frozen reference or a teacher, are functions.
+
+    Args:
+        micro_batch: What was recorded.
+        held: The parameters, by ``id``, that the optimizers of the step hold.
+        not_repeated: Calls whose results are not computed again: the batch begins with them.
+        model: That of another micro-batch, if it is known already.
+        scalings: How many of the last calls scale the loss, if not all that multiply it by a number do.
+
+    Raises NotRepeatableError if no module that is trained takes part in it, or no batch leads to the loss.
     """
-    calls = ancestors(micro_batch.calls, micro_batch.loss)
     scaling = scaling_calls(micro_batch)[:scalings]
     loss = scaling[-1][0].reads[0] if scaling else micro_batch.loss
-    calls = ancestors(calls, loss)
+    calls = ancestors(micro_batch.calls, loss)
     trained = {*held, *micro_batch.gradients}
-    modules = _trained_modules(calls, trained)
-    objects = {n: micro_batch.tensors[n] for n in _not_computed(calls)}
-    parameters_read = [x for x in objects.values() if isinstance(x, nn.Parameter)]
-    # one that could be trained, but is not, is somebody else's, such as the head of a teacher
-    read_directly = [x for x in parameters_read if not x.requires_grad or id(x) in trained]
+    trained_modules = _trained_modules(calls, trained)
+    not_computed = {n: micro_batch.tensors[n] for n in _not_computed(calls)}
     if model is None:
-        model = common_module(modules, read_directly, micro_batch.module_names)
-    paths = {id(module): path for path, module in reversed([*model.named_modules()])}
-    called = [call.module for call in calls if call.module is not None]
-    named = {id(x): path for path, x in [*model.named_buffers(), *model.named_parameters()]}
-    parameters = {n: named[id(x)] for n, x in objects.items() if id(x) in named}
-    modules_of_model = {id(m): paths[id(unwrap(m))] for m in called if id(unwrap(m)) in paths}
-    cut = BatchBeginning(calls, parameters, modules_of_model, micro_batch, kept)
-    calls = ancestors(cut.kept, loss)
+        parameters_read = [x for x in not_computed.values() if isinstance(x, nn.Parameter)]
+        # one that could be trained, but is not, is somebody else's, such as the head of a teacher
+        of_model = [x for x in parameters_read if not x.requires_grad or id(x) in trained]
+        model = common_module(trained_modules, of_model, micro_batch.module_names)
+    modules = _paths_of_modules(model, calls)
+    names = {id(x): path for path, x in [*model.named_buffers(), *model.named_parameters()]}
+    parameters = {n: names[id(x)] for n, x in not_computed.items() if id(x) in names}
+    beginning = BatchBeginning(calls, parameters, modules, micro_batch, not_repeated)
+    calls = ancestors(beginning.kept, loss)
     read = _not_computed(calls) - parameters.keys()
-    if read.isdisjoint(cut.begins):
+    if read.isdisjoint(beginning.begins):
         raise NotRepeatableError(
             "no batch leads to the loss that the script differentiates; hand it to the model, as in model(x)"
         )
@@ -67,15 +75,25 @@ def flow_of(
         model=model,
         calls=tuple(calls),
         loss=loss,
-        modules=modules_of_model,
+        modules=modules,
         parameters={n: path for n, path in parameters.items() if any(n in call.reads for call in calls)},
-        leaves=named_leaves([n for n in cut.begins if n in read], calls, micro_batch.names),
+        leaves=named_leaves([n for n in beginning.begins if n in read], calls, micro_batch.names),
         tensors={n: micro_batch.value(n) for n in read},
         factor=math.prod(factor for _, factor in scaling),
         scale=micro_batch.scale,
         written=_written(micro_batch, calls, read),
     )
     return with_escapes(flow, micro_batch)
+
+
+def _paths_of_modules(model: nn.Module, calls: Iterable[RecordedCall]) -> dict[int, str]:
+    """Return the path in the model of each module that is called, by its ``id``; a wrapper has the path of
+    what it wraps. Modules that are no part of the model are left out.
+    """
+    # reversed, so that of several paths to one module the first wins
+    paths = {id(module): path for path, module in reversed([*model.named_modules()])}
+    called = [call.module for call in calls if call.module is not None]
+    return {id(module): paths[id(unwrap(module))] for module in called if id(unwrap(module)) in paths}
 
 
 def _trained_modules(calls: Iterable[RecordedCall], trained: Collection[int]) -> list[nn.Module]:
@@ -98,19 +116,28 @@ def _trained_modules(calls: Iterable[RecordedCall], trained: Collection[int]) ->
 
 
 def _not_computed(calls: Iterable[RecordedCall]) -> set[Number]:
-    """Return what calls read and none of them gives."""
-    return {n for call in calls for n in call.reads} - {n for call in calls for n in call.results}
+    """Return what the calls read and none of them gives."""
+    read, given = set[Number](), set[Number]()
+    for call in calls:
+        read.update(call.reads)
+        given.update(call.results)
+    return read - given
 
 
 def _written(
     micro_batch: MicroBatch, calls: Sequence[RecordedCall], read: Iterable[Number]
 ) -> frozenset[Number]:
-    """Return those of the values that the calls read which a function writes to: they lie where it wrote."""
-    changed = [micro_batch.tensors[n] for call in calls for n in call.overwritten]
-    places = {x.place if isinstance(x, Outline) else x.untyped_storage().data_ptr() for x in changed}
-    values = {n: micro_batch.tensors[n] for n in read}
-    tensors = {n: x for n, x in values.items() if isinstance(x, Tensor)}
-    return frozenset(n for n, x in tensors.items() if x.untyped_storage().data_ptr() in places)
+    """Return those of the values that the calls read which a function writes to, be it through a view: they
+    lie in memory where it wrote.
+    """
+    overwritten = [micro_batch.tensors[n] for call in calls for n in call.overwritten]
+    places = {x.place if isinstance(x, Outline) else x.untyped_storage().data_ptr() for x in overwritten}
+    written = set[Number]()
+    for number in read:
+        x = micro_batch.tensors[number]
+        if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in places:
+            written.add(number)
+    return frozenset(written)
 
 
 # ------------------------------------------------------------------------------------- what leaves torch
@@ -120,10 +147,10 @@ def with_escapes(flow: Flow, micro_batch: MicroBatch) -> Flow:
     """Return a flow with the escapes that its loss may depend on: those of values that are computed of its
     batch, before it is scaled for the backward pass.
     """
-    last = ancestors(micro_batch.calls, micro_batch.loss)[-1].results[0]
+    last_of_loss = ancestors(micro_batch.calls, micro_batch.loss)[-1].results[0]
     escapes, calls = list[Escape](), list(flow.calls)
     for escape in micro_batch.escapes:
-        if escape.later > last:
+        if escape.number > last_of_loss:
             break
         leading = _leading_to(escape, flow, micro_batch)
         numbers = sources([*flow.calls, *leading], escape.arguments.references)
@@ -144,7 +171,8 @@ def _leading_to(escape: Escape, flow: Flow, micro_batch: MicroBatch) -> list[Rec
     """Return the calls that lead from values of a flow to what an escape reads. What is drawn on the way is
     not drawn once more: it would be missing for the loss.
     """
-    known = {*flow.leaves, *flow.parameters, *flow.tensors, *(n for c in flow.calls for n in c.results)}
+    computed = {n for call in flow.calls for n in call.results}
+    known = {*flow.leaves, *flow.parameters, *flow.tensors, *computed}
     needed, leading = set(escape.arguments.references) - known, list[RecordedCall]()
     for call in reversed(micro_batch.calls):
         if not needed.isdisjoint(call.results) and not call.random_states:
@@ -157,19 +185,23 @@ def _leading_to(escape: Escape, flow: Flow, micro_batch: MicroBatch) -> list[Rec
 
 
 def scaling_calls(micro_batch: MicroBatch) -> list[tuple[RecordedCall, float]]:
-    """Return the last calls that only multiply the loss by a number, which is none that the script read out
-    of a tensor, each with this factor; the very last one first.
+    """Return the last calls that only multiply the loss by a number, as ``loss / 4`` does, each with its
+    factor; the very last one first.
+
+    A number that the script read out of a tensor, such as a count of targets, is none of them: it belongs to
+    the loss.
     """
-    counts = {escape.read for escape in micro_batch.escapes if not isinstance(escape.read, bool)} - {None}
-    loss, found = micro_batch.loss, list[tuple[RecordedCall, float]]()
+    numbers_read = {escape.read for escape in micro_batch.escapes if not isinstance(escape.read, bool)}
+    numbers_read.discard(None)
+    loss, scalings = micro_batch.loss, list[tuple[RecordedCall, float]]()
     for call in reversed(ancestors(micro_batch.calls, micro_batch.loss)):
         factor = _factor_of(call) if loss in call.results else None
-        is_count = factor != 1 and not counts.isdisjoint(_constants_of(call))
-        if factor is None or is_count:
+        is_by_number_read = factor != 1 and not numbers_read.isdisjoint(_constants_of(call))
+        if factor is None or is_by_number_read:
             break
-        found.append((call, factor))
+        scalings.append((call, factor))
         loss = call.reads[0]
-    return found
+    return scalings
 
 
 def loss_factor(micro_batch: MicroBatch) -> float:
@@ -185,7 +217,9 @@ def _constants_of(call: RecordedCall) -> list[Any]:
 
 
 def _factor_of(call: RecordedCall) -> float | None:
-    """Return k if a call of one number gives k times it, be it once; None if it does anything else."""
+    """Return k if a call of one value multiplies it by k, which may be 1; None if it does anything else. It
+    is called on a few numbers to see.
+    """
     if call.function is None or call.random_states or len(call.reads) != 1 or not _constants_of(call):
         return None
     probes = torch.tensor(PROBES, dtype=torch.float64)

@@ -1,5 +1,8 @@
-"""What objects of a process hold, found among all of them: no path leads from a block of code to everything
-that it has changed.
+"""Find the objects of a process that hold a value.
+
+After a block of a notebook was recorded, numbers that were followed in it must become plain ones, and
+trainers must be what they were. No path leads from a block of code to everything that it has changed. So the
+garbage collector is asked, which knows what refers to what.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ AT_ONCE: Final = 1_000
 
 
 class PlainArithmetic:
-    """Whom numbers tell of their operations when nobody records them any more."""
+    """Stands in as the recorder of numbers that are no longer followed: operations give plain ones."""
 
     def compute(self, operation: Callable[..., Any], *numbers: Any) -> Any:
         """Return the result of an operation as a plain number."""
@@ -37,21 +40,21 @@ def make_numbers_plain() -> None:
 
     A local variable of a function that runs keeps its number, which equals the plain one and computes alike.
     """
-    arithmetic, plain = PlainArithmetic(), dict[int, Any]()
+    arithmetic, new = PlainArithmetic(), dict[int, Any]()
     holders, numbers = _holders_of_numbers()
     for number in numbers:
         number.recorder = arithmetic
-        plain[id(number)] = unfollowed(number)
-    replaced = numbers  # held on to, so that no other object gets an id among these
-    while plain:
+        new[id(number)] = unfollowed(number)
+    old = numbers  # held on to, so that no other object gets an id among these
+    while new:
         tuples = list[Any]()
         for holder in holders:
             if isinstance(holder, tuple):
                 tuples.append(holder)
-            elif holder is not replaced:
-                _replace_in(holder, plain)
+            elif holder is not old:
+                _replace_in(holder, new)
         # a tuple cannot be changed: another one takes its place in all that holds it
-        replaced, plain = tuples, {id(holder): _tuple_with(holder, plain) for holder in tuples}
+        old, new = tuples, {id(holder): _tuple_with(holder, new) for holder in tuples}
         holders = gc.get_referrers(*tuples)
 
 
@@ -59,11 +62,11 @@ def _holders_of_numbers() -> tuple[list[Any], list[Any]]:
     """Return the objects that refer to followed numbers, and these numbers."""
     holders, numbers, everything = list[Any](), list[Any](), gc.get_objects()
     for begin in range(0, len(everything), AT_ONCE):
-        some = everything[begin : begin + AT_ONCE]
-        if not FOLLOWED.isdisjoint(map(type, some)):
-            numbers += [x for x in some if type(x) in FOLLOWED]
-        if not FOLLOWED.isdisjoint(map(type, gc.get_referents(*some))):
-            holders += [x for x in some if not FOLLOWED.isdisjoint(map(type, gc.get_referents(x)))]
+        objects = everything[begin : begin + AT_ONCE]
+        if not FOLLOWED.isdisjoint(map(type, objects)):
+            numbers += [x for x in objects if type(x) in FOLLOWED]
+        if not FOLLOWED.isdisjoint(map(type, gc.get_referents(*objects))):
+            holders += [x for x in objects if not FOLLOWED.isdisjoint(map(type, gc.get_referents(x)))]
     return holders, numbers
 
 
@@ -111,7 +114,7 @@ def owners_of(values: list[Any]) -> list[Any]:
     owners = dict[int, Any]()
     for holder in holders:
         if kind_of(type(holder)) is Kind.OBJECT:
-            held = attributes_of(holder) or {}
-            if any(id(value) in wanted for value in held.values()):
+            attributes = attributes_of(holder) or {}
+            if any(id(value) in wanted for value in attributes.values()):
                 owners[id(holder)] = holder
     return list(owners.values())
