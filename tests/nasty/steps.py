@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from nasty.base import CASES, IDS, Batch, Case, Tiny, case, cross_entropy, doing
+from zoo import PreNorm
 
 # --------------------------------------------------------------------------------------------------- wrappers
 
@@ -144,12 +145,12 @@ def a_forward_that_leads_through_a_trainer() -> Case:
 
 @case
 def a_part_that_copies_share() -> Case:
-    class Shared(type(Tiny().blocks[0])):
+    class Shared(PreNorm):
         def __deepcopy__(self, memo: Any) -> Any:
             return self
 
     model = Tiny()
-    model.blocks = nn.ModuleList(Shared() for _ in range(2))
+    model.blocks = nn.ModuleList(Shared(8) for _ in range(2))
     model.register_buffer("passes", torch.zeros((), dtype=torch.long))
     model.register_forward_pre_hook(lambda module, _: module.passes.add_(1) and None)
     return Case(model)
