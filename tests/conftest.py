@@ -1,5 +1,6 @@
 """One core a test process: workers then do not fight for cores, and timings mean something."""
 
+import gc
 import os
 import signal
 import socket
@@ -16,6 +17,16 @@ settings.load_profile("untimed")
 # a shell that starts the tests in its background has told them to ignore these, and a run heeds that
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish():
+    """Let nothing scan what is there before the first test: torch, the libraries and the tests themselves.
+
+    Instruments collect garbage, and look through all objects that are alive for a script's models. Beside two
+    million others that takes longer than most of what is tested.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import doctest
+import json
+import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+import forked
+from normlab.base.io import to_json
 from normlab.cli import presets
 from normlab.cli.main import COMMANDS as KNOWN
 from normlab.cli.main import main
 from normlab.lab.config import Config
 from normlab.lab.data.builtin import generate
 from normlab.lab.runs import Runs
+from normlab.lab.training import timing
+from normlab.lab.training.timing import Seconds
 
 HOME = Path(__file__).resolve().parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -142,7 +150,12 @@ def smaller(words: list[str]) -> list[str]:
         }
         return [*first_two(words), *fewer.get(words[0], [])]
     if "--train-text" in words:
-        return [*words, "--plan", "--dim", "16", "--ffn-dim", "32", "--heads", "2", "--block-len", "32"]
+        return [
+            *words,
+            "--plan",
+            *SMALL.split(),
+            *"--vocab-size 300 --encoder-layers 0 --block-len 32".split(),
+        ]
     if words[0] in ("compare", "train", "check", "diagnose") and "RUN" not in words:
         return [*words, *SMALL.split()]
     if words[0] == "transfer":
@@ -150,8 +163,28 @@ def smaller(words: list[str]) -> list[str]:
     return [*words, *SMALL.split(), "--steps", "16"] if words[0] == "trial" else words
 
 
+def measured_in_a_fork(config: Config, root: Path, setups: Sequence[str]) -> Seconds:
+    """Time a run as ``timing`` does in a process of its own, which need not import torch here."""
+    with TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("in", "out", "err")]
+        files[0].write_text(to_json(config))
+        began = time.time()
+        code = forked.exit_code(_measure, root, *setups, cwd=Path.cwd(), env=os.environ, files=files)
+        assert code == 0, files[2].read_text()
+        seconds = Seconds(**json.loads(files[1].read_text()))
+    return replace(seconds, start=seconds.start - began)  # the process says when it was ready
+
+
+def _measure(*arguments: object) -> None:
+    sys.argv[1:] = map(str, arguments)
+    timing.main()
+
+
 @pytest.mark.slow
-def test_every_command_works_in_order(texts: Path, capsys: pytest.CaptureFixture[str]):
+def test_every_command_works_in_order(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(timing, "_in_process", measured_in_a_fork)
     for command in COMMANDS:
         words = smaller(shlex.split(command)[1:])
         if words[0] == "compare" and "--plan" not in words:
