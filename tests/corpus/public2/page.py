@@ -393,7 +393,7 @@ def beside_others() -> Iterator[str]:
 
 
 def _what_is_missing(data: dict[str, Any], counts: dict[str, int], cases: int) -> Iterator[str]:
-    """Say which tools have not been given all cases, or were given them as they were before the newest run."""
+    """Say which tools have not been given all cases, or were given those of an earlier run."""
     if min(counts.values()) == cases:
         return
     newest = data["tools"]["normlab"]["cases"]
