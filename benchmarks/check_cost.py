@@ -153,7 +153,7 @@ def one_pass(name: str) -> int:
 # ---------------------------------------------------------------------------------------------------- memory
 
 PROFILED: Final = partial(budgets.decoder, 768, 12, 50257, 2, 64)
-"""A model of 124M parameters, and a small batch: what is held is the parameters' and not the pass's."""
+"""A model of 124M parameters with a small batch: what is held is that of the parameters, not of the pass."""
 LEAST: Final = 0.1
 """The table lists what takes at least this share of the parameters' bytes more than was held before it."""
 

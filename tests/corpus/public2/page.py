@@ -367,6 +367,7 @@ def beside_others() -> Iterator[str]:
     yield ""
     yield BESIDE.format(cases=len(roles), date=data["date"])
     yield ""
+    yield from _what_is_missing(data, {tool: len(rows) for tool, rows in by_tool.items()}, len(roles))
     lines = [at_first_sight(roles)]
     for tool, rows in by_tool.items():
         name = f"{data['how'][tool]['package']} {data['tools'][tool]['version']}"
@@ -388,6 +389,17 @@ def beside_others() -> Iterator[str]:
     yield ""
     unused = data["do_not_apply"].values()
     yield from (f"- {tool['package']} {tool['version']}: {tool['reason']}." for tool in unused)
+    yield ""
+
+
+def _what_is_missing(data: dict[str, Any], counts: dict[str, int], cases: int) -> Iterator[str]:
+    """Say which tools have not been given all cases, or were given those of an earlier run."""
+    if min(counts.values()) == cases:
+        return
+    newest = data["tools"]["normlab"]["cases"]
+    earlier = [data["how"][tool]["package"] for tool in counts if data["tools"][tool]["cases"] != newest]
+    said = "A row with fewer cases says that the run has not come to the others yet"
+    yield f"{said}; {', '.join(earlier)}: of an earlier run." if earlier else f"{said}."
     yield ""
 
 
