@@ -21,7 +21,6 @@ from normlab.report.page import Chart, Row, labelled
 if TYPE_CHECKING:
     from normlab.report.charts.drawing import Drawn
 
-D = TypeVar("D", bound=Drawing)
 ROLES: Final = {
     "self_attention": "self-attention",
     "cross_attention": "cross-attention",
@@ -80,17 +79,18 @@ class DrawnTables:
         return {"depth": depth, "module": sublayer.get("module", sublayer["stack"]), "recipe": role}
 
 
-Draw = Callable[[D, DrawnTables, str], Iterable[Chart]]
+Draw = Callable[[Any, DrawnTables, str], Iterable[Chart]]
 """Makes the charts of a drawing from the tables of its page, with names that begin with the given one."""
+F = TypeVar("F", bound=Draw)
 
-DRAW: Final[dict[type[Drawing], Draw[Any]]] = {}
+DRAW: Final[dict[type[Drawing], Draw]] = {}
 """What draws each kind."""
 
 
-def draws(kind: type[D]) -> Callable[[Draw[D]], Draw[D]]:
+def draws(kind: type[Drawing]) -> Callable[[F], F]:
     """Register the decorated function as what draws the charts of a kind."""
 
-    def register(function: Draw[D]) -> Draw[D]:
+    def register(function: F) -> F:
         DRAW[kind] = function
         return function
 
