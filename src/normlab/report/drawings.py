@@ -22,7 +22,6 @@ from normlab.report.page import Chart, Row, labelled
 if TYPE_CHECKING:
     from normlab.report.charts.drawing import Drawn
 
-D = TypeVar("D", bound=Drawing)
 ROLES: Final = {
     "self_attention": "self-attention",
     "cross_attention": "cross-attention",
@@ -83,17 +82,18 @@ class DrawnTables:
         return {"depth": depth, "module": sublayer.get("module", sublayer["stack"]), SERIES: role}
 
 
-Draw = Callable[[D, DrawnTables, str], Iterable[Chart]]
+Draw = Callable[[Any, DrawnTables, str], Iterable[Chart]]
 """Makes the charts of a drawing from the tables of its page, with names that begin with the given one."""
+F = TypeVar("F", bound=Draw)
 
-DRAW: Final[dict[type[Drawing], Draw[Any]]] = {}
+DRAW: Final[dict[type[Drawing], Draw]] = {}
 """What draws each kind."""
 
 
-def draws(*kinds: type[D]) -> Callable[[Draw[D]], Draw[D]]:
+def draws(*kinds: type[Drawing]) -> Callable[[F], F]:
     """Register the decorated function as what draws the charts of these kinds."""
 
-    def register(function: Draw[D]) -> Draw[D]:
+    def register(function: F) -> F:
         for kind in kinds:
             DRAW[kind] = function
         return function
