@@ -198,12 +198,12 @@ def _printed(published: PrintedTable, trained: Mapping[str, TrainedCell]) -> Pag
     """The paper's table as it was printed, with what was measured here in the places that it belongs to.
 
     What was trained has a name, and the name says where it stands. With the rows ``pre`` and ``post``, and
-    the columns ``BLEU`` and ``chrF``:
+    the columns ``accuracy`` and ``F1``:
 
-        |      | BLEU           | chrF | here      |
+        |      | accuracy       | F1   | here      |
         | pre  | 29.1           | 55.0 | 28.7; ... |    "pre" is measured as a whole: a column at the end
         | post | 27.3           | 53.2 | –         |
-        |      | here 26.9; ... |      |           |    "BLEU post" is one cell: below the published value
+        |      | here 26.9; ... |      |           |    "accuracy post" is one cell: below the published value
     """
     has_rows = any(row in trained for row in published.rows)
     header = ["", *published.columns]

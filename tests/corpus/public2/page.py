@@ -45,8 +45,8 @@ Rows = Sequence[dict[str, Any]]
 TOP = """\
 # Faults that people met
 
-How often does `normlab check` name a fault that nobody tuned it for, and how often does it call a sound
-step faulty?
+This page measures how often `normlab check` names a fault that nobody tuned it for, and how often it calls
+a sound step faulty.
 
 Forty reports of public repositories from 2024 to 2026 were searched out by terms that had been written
 down before, and written as small training steps, each beside a sound twin. Thirty further sound steps
