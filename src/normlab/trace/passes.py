@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from normlab.errors import in_one_line
 from normlab.setups.setup import Loss, Setup
@@ -22,7 +23,18 @@ from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace
 
 LARGE_MODEL: Final = 50_000_000
-"""Number of parameters up to which an optimizer's states are copied in float64."""
+"""Number of parameters above which memory decides what is copied: in float64, 50M of them and the two moments
+of Adam take 1.2 GB. A larger model runs itself in place of a copy in its own type, its whole step stays in that
+type, and what one group of properties needed is freed before the next.
+"""
+
+
+class _FirstTrace(NamedTuple):
+    """The model as it was given, and which weights its passes write to."""
+
+    trace: Trace
+    rewritten: dict[bool, dict[str, str]]
+    """By mode (True in training), the modules that write to a parameter, by its path."""
 
 
 class Passes:
@@ -68,61 +80,83 @@ class Passes:
 
     @property
     def stepped(self) -> Any:
-        """The batch of a whole step. The user's own step may need every row, as one that divides it does, and
-        may have a batch of its own, as one of micro-batches of several shapes has; one that was recorded says
-        which part of it has rows of every micro-batch.
+        """The batch of a whole step.
+
+        Without a step of the user's own it is the batch of ``unchanged``, which may be a part of the whole.
+        A step that a function of the user's makes gets the whole batch: it may need every row, as one does
+        that divides it into micro-batches. A recorded step (``setups.window.WindowStep``) has a batch of its
+        own where its micro-batches differ in shape; where they do not, it knows a part of the batch that
+        holds rows of each of them.
         """
-        if self.setup.step is None:
+        step = self.setup.step
+        if step is None:
             return self.unchanged.batch
-        if self.tests_a_part and not self.steps_another_batch:
-            part_of_each = getattr(self.setup.step, "part_of_each", None)
-            return self.batch if part_of_each is None else part_of_each(self.unchanged.batch)
+        if self.steps_another_batch:
+            return self._batch_of_step
+        part_of_each = getattr(step, "part_of_each", None)
+        if self.tests_a_part and part_of_each is not None:
+            return part_of_each(self.unchanged.batch)
+        return self.batch
+
+    @property
+    def _batch_of_step(self) -> Any:
+        """The batch that a recorded step has of its own, or else that of the setup."""
         return getattr(self.setup.step, "batch", self.batch)
 
     @property
     def steps_another_batch(self) -> bool:
-        """Whether the user's own step has a batch of its own."""
-        return getattr(self.setup.step, "batch", self.batch) is not self.batch
+        """Whether the step has a batch of its own."""
+        return self._batch_of_step is not self.batch
 
     @property
     def stepped_loss(self) -> Loss:
-        """The loss of that batch."""
+        """The loss of that batch: a recorded step also has that of its own."""
         return getattr(self.setup.step, "loss", self.loss_of)
 
     # ------------------------------------------------------------------------------------- as it was given
 
     @cached_property
-    def _first_trace(self) -> tuple[Trace, dict[bool, dict[str, str]]]:
-        """``on_whole_batch`` and ``rewritten``.
+    def _first_trace(self) -> _FirstTrace:
+        """The model on the whole batch, of which no pass was run, and the weights that passes write to.
 
-        A large model runs itself: of two copies of it, in float32 and in float64, only the second pays.
+        A large model runs itself. A copy of it in its own type would show no more, and the memory is needed
+        for the one in float64.
         """
         if self.large or not self.copies.may_stand_in:
             model, other = self.model, self.copies.spare
         else:
             model, other = self.copies.make(), self.model
-        # not kept: the spare copy's weights are to be freed as it is widened
+        # not kept on self: the spare copy's weights are to be freed as it is widened
         weights = weights_apart(model, other)
         trace = Trace(model, self.batch, self.loss_of, seed=SEED)
-        writers: dict[bool, dict[str, str]] = {False: {}, True: {}}
-        for training in writers:
-            for batch in self._parts or [self.batch]:
-                with suppress(Exception):  # a refusal, or a property, says what raises
-                    writers[training] = rewritten(trace.again(batch=batch, training=training), weights)
-                    break
-        return trace.again(rewritten=frozenset(chain(*writers.values()))), writers
+        writers = {
+            training: self._writers(trace.again(training=training), weights) for training in (False, True)
+        }
+        written = frozenset(chain(*writers.values()))
+        return _FirstTrace(trace.again(rewritten=written), writers)
+
+    def _writers(self, trace: Trace, weights: Mapping[str, Tensor]) -> dict[str, str]:
+        """Return the modules that write to parameters in a pass, by the parameter's path.
+
+        The first part of the batch on which the model runs shows it; if it runs on none, nothing is said of
+        it here, since a refusal or a property says what raises.
+        """
+        for batch in self._parts or [self.batch]:
+            with suppress(Exception):
+                return rewritten(trace.again(batch=batch), weights)
+        return {}
 
     @cached_property
     def on_whole_batch(self) -> Trace:
         """The model unchanged, in evaluation mode, on the whole batch. No pass of it was run yet."""
-        return self._known(self._first_trace[0])
+        return self._known(self._first_trace.trace)
 
     @property
     def rewritten(self) -> dict[bool, dict[str, str]]:
         """By mode (True in training), the parameters that the forward pass writes to, and the modules that
         do so.
         """
-        return self._first_trace[1]
+        return self._first_trace.rewritten
 
     @cached_property
     def _unchanged_and_why(self) -> tuple[Trace, str]:
