@@ -24,7 +24,7 @@ from normlab.trace.trace import Trace
 
 LARGE_MODEL: Final = 50_000_000
 """Number of parameters above which memory decides what is copied: 50M of them in float64 and the two moments
-of Adam take 1.2 GB. A larger model runs itself in place of a copy in its own type, its whole step stays in it,
+of Adam take 1.2 GB. A larger model runs itself in place of a copy in its own type, its whole step stays so,
 and what one group of properties needed is freed before the next.
 """
 
