@@ -36,12 +36,15 @@ def entry(name: str) -> str:
 
 def registered() -> Iterator[tuple[str, str]]:
     """Kind and name of all variants of this package in all registries, whether a recipe knows them or not."""
-    for found in gc.get_objects():
+    gc.unfreeze()  # conftest.py hides what was made before the first test from the collector
+    objects = gc.get_objects()
+    gc.freeze()
+    for registry in objects:
         # isinstance would wake what other libraries load lazily; a task is no part of a recipe
-        if type(found) is Registry and found.kind != "task":
-            for name, variant in found.items():
+        if type(registry) is Registry and registry.kind != "task":
+            for name, variant in registry.items():
                 if str(getattr(variant, "__module__", "")).startswith(PARTS_OF_RECIPES):
-                    yield found.kind, name
+                    yield registry.kind, name
 
 
 def test_every_placement_is_measured():

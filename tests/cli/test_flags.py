@@ -60,7 +60,7 @@ OWN = {
         "source metric take higher_is_better baseline candidate margin by seed_column name budget max_seeds"
         " first_seed patient jobs on depends folder ledger fresh_seeds out as_json"
     ),
-    "explain": "properties as_json",
+    "explain": "properties imports as_json",
     "skill": "",
     "trial": f"{SOURCE} budget rates change folder",
     "transfer": f"{SOURCE} widths depths seeds rates decays target factor budget folder",

@@ -235,7 +235,7 @@ def test_a_study_that_fails_becomes_a_warning(monkeypatch):
         raise ZeroDivisionError("division\n by zero")
 
     broken = study.Study("scales", fail, "cheap")
-    monkeypatch.setitem(study._STUDIES, "scales", broken)
+    monkeypatch.setattr(study, "_STUDIES", {**study._STUDIES, "scales": broken})
     found = diagnose(tower(), X, loss=square, preset="cheap")
     (failed,) = [f for f in found.findings if f.name == "not_done" and "scales" in f.sentence]
     assert failed.severity == "warning"

@@ -242,7 +242,7 @@ def test_a_run_that_is_there_twice_counts_once(results):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('effect = "difference"', 'effect = "differenc"', "Z1: there is no effect 'differenc', did you mean"),
+        ('effect = "difference"', 'effect = "differenc"', "Z1: unknown effect 'differenc', did you mean"),
         ('regime = "pair"', 'regime = "pairs"', "Z1: there is no regime 'pairs'"),
         ('of = "a"', 'of = "aa"', "Z1: the regime pair has no cell 'aa'"),
         ('over = "b"', 'ovr = "b"', "Z1: difference takes no 'ovr'"),

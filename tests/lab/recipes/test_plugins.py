@@ -60,7 +60,7 @@ def test_nothing_to_import_changes_nothing(here):
         (
             "from normlab.nn import PreNorm\nclass Mine(PreNorm, name='post'): pass",
             "plugin_c",
-            r"\(--import\): the placement name 'post' is taken by PostNorm$",
+            r"\(--import\): the placement name 'post' is taken by PostNorm; give yours",
         ),
     ],
 )
