@@ -33,6 +33,15 @@ def test_the_page_is_what_the_texts_say():
     assert page == properties.rewritten(page), f"docs/check.md is stale; type: {properties.COMMAND}"
 
 
+def test_a_property_without_a_section_on_the_page_gets_one_in_its_place():
+    page = properties.PAGE.read_text(encoding="utf-8")
+    section = next(found for found in properties.SECTION.finditer(page) if found[1] == "causality")
+    headings = properties.SECTION.findall(page)
+    without = page.replace(section[0], "")
+    assert "causality" not in properties.SECTION.findall(without)
+    assert sorted(properties.SECTION.findall(properties.rewritten(without))) == sorted(headings)
+
+
 def test_without_a_property_all_are_listed_a_line_each(capsys):
     assert main(["explain"]) == 0
     lines = capsys.readouterr().out.splitlines()
