@@ -51,6 +51,27 @@ def faulty(before: str = "", between: str = "", after: str = "", divisor: float 
     return train_step
 
 
+class KeepsWhatItSaw:
+    """A sound step of one backward pass, whose object holds a loss and a batch of its own."""
+
+    def __init__(self) -> None:
+        self.loss, self.batch = 0.0, None
+
+    def __call__(self, model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+        model.train()
+        optimizer.zero_grad()
+        loss = loss_of(model, ids)
+        loss.backward()
+        optimizer.step()
+        self.loss = float(loss)
+
+
+def test_what_a_step_of_the_users_holds_is_the_users():
+    report = with_step(KeepsWhatItSaw(), "step", "overfit")
+    assert (report.failures, report.untestable) == ((), {})
+    assert {"step", "overfit"} <= set(report.holds)
+
+
 def by_hand(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
     """Clipped by hand, and before that by value."""
     model.train()

@@ -73,6 +73,7 @@ def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> 
         tokens: the positions of a batch.
 
     Raises:
+        UserError: no checkpoint has that name, or the configuration cannot be trained.
         FileNotFoundError: the run has no such checkpoint.
     """
     path = committed(checkpoint_of(folder, checkpoint))
@@ -92,7 +93,7 @@ def setup_from_run(folder: RunFolder, checkpoint: str | int, *, tokens: int) -> 
     if not lr:
         # a step at the rate 0 changes nothing, so there would be nothing to examine
         lr = config.optim.lr
-        facts["learning rate"] = f"0 by now, so that the peak of {rate(lr)} is examined"
+        facts["learning rate"] = f"0 by now; the peak, {rate(lr)}, is examined instead"
     # The schedule begins at step 1, and this is a later one: its rate is set, and nothing changes it.
     setup = _setup(task, model, lr, trained=progress.step > 0, is_scheduled=False)
     if restored_optimizer is not None:
@@ -151,7 +152,7 @@ def _mini_batches(task: AnyTask) -> list[Any]:
 
 
 class _TrainingBatches:
-    """The training batches of a task, in an endless stream."""
+    """The training batches of a task, without end; each iteration begins again at the first of them."""
 
     def __init__(self, task: AnyTask) -> None:
         self.task = task
@@ -201,7 +202,12 @@ def _setup(task: AnyTask, model: nn.Module, lr: float, *, trained: bool, is_sche
         step=plain_step(loss, clip=clip, after=after_step, scheduled=True),
         lr=lr,
         declare=Declaration(
-            pad_id=PAD, eos_id=EOS, steps=config.train.steps, peak_lr=optim.lr, trained=trained or None
+            pad_id=PAD,
+            eos_id=EOS,
+            steps=config.train.steps,
+            peak_lr=optim.lr,
+            # nothing says that a start is untrained: whether its weights know something is measured
+            trained=trained or None,
         ),
         make=make,
     )

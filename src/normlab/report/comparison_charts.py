@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,15 +30,17 @@ from normlab.report.runs import RunView
 def chart_sections(
     comparison: Comparison, views: Mapping[str, RunView], notes: Sequence[Text]
 ) -> list[Section]:
-    """Return the sections of charts; the notes stand below the first two charts."""
+    """Return the sections of charts; the notes stand below the first one or two."""
     results = recipe_results(comparison)
+    is_swept = len(comparison.lrs) > 1
     first = [_scores_chart(comparison, results)]
-    if len(comparison.lrs) > 1:
+    if is_swept:
         first.append(_rates_chart(comparison))
+    sweep = [_sweep_section(comparison, views)] if is_swept else []
     return [
         Section("", [Columns(first), Notes(notes)], "glance", listed=False),
         _training_section(comparison, views),
-        *_sweep_section(comparison, views),
+        *sweep,
         _cost_section(comparison, views, results),
     ]
 
@@ -49,6 +51,7 @@ def _names(comparison: Comparison) -> list[str]:
 
 def _scores_chart(comparison: Comparison, results: pl.DataFrame) -> Chart:
     metric, seeds = comparison.headline, seed_scores(comparison)
+    # charts.comparison.FAR in words
     far = "below half" if metric.higher_is_better else "above twice"
     return Chart(
         f"test-{metric.name}",
@@ -94,10 +97,8 @@ def _training_section(comparison: Comparison, views: Mapping[str, RunView]) -> S
     return Section("While training", [Columns(charts)], "training", intro)
 
 
-def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> Iterator[Section]:
-    """Yield the training curves at every learning rate, unless there was only one."""
-    if len(comparison.lrs) < 2:
-        return
+def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
+    """Return the training curves at every learning rate."""
     recipes, axis = _names(comparison), replace(LOSS, height=190)
     entropy = comparison.unigram_entropy_nats
     charts = []
@@ -106,7 +107,7 @@ def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> Iter
         name, title = f"train-nll-lr-{rate(lr)}", f"Learning rate {rate(lr)}"
         charts.append(curve_chart(name, title, "", frame, recipes, axis, entropy_nats=entropy))
     intro = f"Training loss of every {comparison.noun} at every learning rate, seed {comparison.sweep_seed}."
-    yield Section("The sweep, run by run", [Columns(charts, wide=310)], "sweep", intro)
+    return Section("The sweep, run by run", [Columns(charts, wide=310)], "sweep", intro)
 
 
 class _Cost(NamedTuple):
@@ -129,8 +130,8 @@ def _cost_section(comparison: Comparison, views: Mapping[str, RunView], results:
     dev = against_cost(dev, seed_curves(comparison, views, "train", TRAIN), comparison)
     speed = f"At each {comparison.noun}'s mean speed over its seeds."
     products = "Of matrix products in the forward and backward passes."
+    # the time is always known, tokens and FLOPs are not
     costs = [_Cost("time", speed, "minutes", "training time, minutes", "~r")]
-    # the time is always known
     for cost in (
         _Cost("tokens", "Tokens that were predicted in training.", "seen", "training tokens", "~s"),
         _Cost("FLOPs", products, "flops", "training FLOPs", "~e"),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normlab.errors import in_one_line
 from normlab.setups.setup import Loss, Setup
+from normlab.setups.window import WindowStep
 from normlab.trace.awake import awake_in_place, awake_step, why_inexact
 from normlab.trace.copies import weights_apart
 from normlab.trace.dry_run import SEED
@@ -40,9 +41,10 @@ class _FirstTrace(NamedTuple):
 class Passes:
     """The passes of one step, which share copies of its model, and what they show of the step.
 
-    ``unchanged`` runs a copy of the model as it was given. ``exact`` runs a copy in float64, awake, without
-    dropout: parameters that are zero hold small draws there, so no branch is silent. Each is a ``Trace``:
-    nothing runs before it is asked for.
+    ``unchanged`` runs the model as it was given, ``exact`` the model awake, without dropout, and in float64
+    if it runs there: parameters that are zero hold small draws, so no branch is silent. Each runs a copy if
+    one may stand in for the model, and if memory allows. Each is a ``Trace``: nothing runs before it is asked
+    for.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -88,30 +90,30 @@ class Passes:
         own where its micro-batches differ in shape; where they do not, it knows a part of the batch that
         holds rows of each of them.
         """
-        step = self.setup.step
-        if step is None:
+        if self.setup.step is None:
             return self.unchanged.batch
+        recorded = self._recorded_step
+        if recorded is None:
+            return self.batch
         if self.steps_another_batch:
-            return self._batch_of_step
-        part_of_each = getattr(step, "part_of_each", None)
-        if self.tests_a_part and part_of_each is not None:
-            return part_of_each(self.unchanged.batch)
-        return self.batch
+            return recorded.batch
+        return recorded.part_of_each(self.unchanged.batch) if self.tests_a_part else self.batch
 
     @property
-    def _batch_of_step(self) -> Any:
-        """The batch that a recorded step has of its own, or else that of the setup."""
-        return getattr(self.setup.step, "batch", self.batch)
+    def _recorded_step(self) -> WindowStep | None:
+        """The step if it was recorded. What a step of the user's holds under the same names is the user's."""
+        step = self.setup.step
+        return step if isinstance(step, WindowStep) else None
 
     @property
     def steps_another_batch(self) -> bool:
         """Whether the step has a batch of its own."""
-        return self._batch_of_step is not self.batch
+        return self._recorded_step is not None and self._recorded_step.batch is not self.batch
 
     @property
     def stepped_loss(self) -> Loss:
-        """The loss of that batch: a recorded step also has that of its own."""
-        return getattr(self.setup.step, "loss", self.loss_of)
+        """The loss of the batch of a whole step: a recorded step has its own."""
+        return self.loss_of if self._recorded_step is None else self._recorded_step.loss
 
     # ------------------------------------------------------------------------------------- as it was given
 
@@ -174,7 +176,9 @@ class Passes:
 
     @cached_property
     def unchanged(self) -> Trace:
-        """The same, on a part of the batch if the whole one is too large and the model runs on that part."""
+        """The model as it was given, in evaluation mode, on a part of the batch if the whole one is too large
+        and the model runs on that part.
+        """
         return self._known(self._unchanged_and_why[0])
 
     @property
@@ -238,7 +242,7 @@ class Passes:
 
     @cached_property
     def exact_as_given(self) -> Trace:
-        """The exact step with the weights that the user gave, zeros too: not awake."""
+        """The exact step with the user's weights, zeros too; its counts stay late in a training."""
         exact, weights = self.exact.parameters, dict[str, Any]()
         for name, p in self.unchanged.parameters.items():
             wide = p.to(exact[name])
