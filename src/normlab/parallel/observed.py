@@ -40,8 +40,9 @@ class NotWatched:
         """Return nothing."""
         return {}
 
-    def change(self, events: Iterable[Event]) -> None:
+    def changes(self, events: Iterable[Event]) -> list[Event]:
         """See no change."""
+        return []
 
 
 class StepObserver(Recorder):

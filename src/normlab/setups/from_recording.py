@@ -73,14 +73,7 @@ def setup_from_recording(
         cannot["step"] = "something that was not seen changes the gradients before the optimizer gets them"
         is_step_lost = True
     scheduler, schedule_facts = _scheduler(recording, optimizers)
-    facts = {
-        **_facts(recording, step, cannot, stepped),
-        **schedule_facts,
-        **_other_optimizers(recorded, stepped),
-    }
-    held_elsewhere = recording.held_elsewhere
-    untouched = [path for path, p in model.named_parameters() if id(p) in held_elsewhere]
-    added_flows: list[Flow] = [] if "loss" in cannot else losses_of_own_passes(flows[0])
+    facts = _facts(recording, step, cannot, stepped) | schedule_facts | _other_optimizers(recorded, stepped)
     setup = Setup(
         model,
         flows[0].batch if step.joined is None else step.joined,
@@ -88,11 +81,25 @@ def setup_from_recording(
         optimizer=_at_their_peak(optimizers, rates),
         scheduler=scheduler,
         step=None if is_step_lost else step,
-        declare=Declaration(frozen=tuple(untouched)),  # this step leaves them alone on purpose
+        declare=Declaration(frozen=_held_elsewhere(recording, model)),  # left alone here on purpose
         cannot=cannot | _unknown_rate(rates),
-        added=[Setup(model, flow.batch, loss=flow.loss_of, cannot=cannot) for flow in added_flows],
+        added=_losses_added(flows[0], cannot),
     )
     return NamedSetup(f"{type(model).__name__} of {title}", setup, facts)
+
+
+def _held_elsewhere(recording: Recording, model: nn.Module) -> tuple[str, ...]:
+    """Return the parameters that only optimizers without a step here hold, by path."""
+    held = recording.held_elsewhere
+    return tuple(path for path, p in model.named_parameters() if id(p) in held)
+
+
+def _losses_added(flow: Flow, cannot: Mapping[Ability, str]) -> list[Setup]:
+    """Return the losses that are added up to that of a flow and come from passes of their own, as setups."""
+    if "loss" in cannot:
+        return []
+    flows = losses_of_own_passes(flow)
+    return [Setup(flow.model, each.batch, loss=each.loss_of, cannot=dict(cannot)) for each in flows]
 
 
 # --------------------------------------------------------------------------------------- the micro-batches
