@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -192,9 +191,10 @@ def lines_of(here):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def wait_for_lines(here, number):
+def wait_for_lines(here, number, judge):
+    """Wait until the scripts have written so many lines, or the judge has given its answer."""
     until = time.monotonic() + 60
-    while len(lines_of(here)) < number:
+    while len(lines_of(here)) < number and judge.poll() is None:
         assert time.monotonic() < until, "no run has begun"
         time.sleep(0.005)
 
@@ -211,21 +211,22 @@ def test_killed_at_ten_moments_it_gives_the_same_answer_and_repeats_nothing(here
     for moment in range(10):
         number = len(lines_of(here)) + 1
         judge = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=here)
-        wait_for_lines(here, number)
+        wait_for_lines(here, number, judge)
         time.sleep(0.1 * (moment % 3))
-        os.kill(judge.pid, signal.SIGKILL)
-        judge.wait()
+        judge.kill()
+        ended = judge.wait()
+        assert ended in (-signal.SIGKILL, 0), "only an answer ends a judge before it is killed"
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
     assert answer_of(json.loads(done.stdout)) == answer_of(expected)
-    ended = Counter(line for line in lines_of(here) if line.startswith("end"))
-    assert set(ended.values()) == {1}, "a run that had ended was repeated"
+    ends = Counter(line for line in lines_of(here) if line.startswith("end"))
+    assert set(ends.values()) == {1}, "a run that had ended was repeated"
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_runs_and_the_same_command_continues(here):
     command = command_line("--folder", "stopped")
     judge = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=here)
-    wait_for_lines(here, 3)
+    wait_for_lines(here, 3, judge)
     judge.send_signal(signal.SIGINT)
     judge.communicate()
     assert judge.returncode == 130
