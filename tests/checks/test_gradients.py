@@ -342,6 +342,7 @@ class Unused(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @each("part", [Rankless, Classless, Unused], ids=lambda cls: cls.__name__)
 @each("held", [True, False])
 def test_there_is_nothing_to_train_in_a_parameter_without_entries(part, held):

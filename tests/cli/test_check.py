@@ -152,6 +152,7 @@ def test_a_budget_that_is_no_time_is_refused_before_anything_runs(here, capsys):
     assert "running" not in err
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_report(here, capsys):
     seen = []
     for _ in range(2):

@@ -234,6 +234,7 @@ def test_a_flag_that_no_part_of_the_recipe_reads_is_named(capsys, recipe, flag, 
     assert capsys.readouterr().err == (note if owners else "")
 
 
+@pytest.mark.slow
 def test_a_comparison_names_what_none_of_its_recipes_reads(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "measure_side_by_side", lambda *asked: Seconds(1.0, 1.0, 100.0))
     asked = ["--out", str(tmp_path), "--plan", "--lrs", "1e-3", "--logit-cap", "30"]

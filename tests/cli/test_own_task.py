@@ -295,6 +295,7 @@ def shown(page):
     return {html.unescape(c) for c in re.findall(r">(normlab train --config [^<]*)<", page)}
 
 
+@pytest.mark.slow
 def test_the_configuration_of_a_task_needs_its_module(here):
     refused = normlab("train", "--config", "parity", cwd=here)
     assert refused.returncode == 2

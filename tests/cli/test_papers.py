@@ -173,6 +173,7 @@ def test_a_damaged_result_says_so(measured, capsys, tmp_path):
     assert "is not JSON" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_kept_shown_and_not_measured_twice(measured, capsys, tmp_path):
     command = ["papers", "reproduce", ARTEFACT.id, "--data", "texts"]
     assert main(command) == 0
@@ -215,6 +216,7 @@ def test_debugging_shows_where_it_comes_from_and_goes_on(measured, capsys, monke
     assert [id_ for id_, _, _ in measured] == [ARTEFACT.id, FAILING.id]
 
 
+@pytest.mark.slow
 def test_those_without_a_study_are_left_out_of_several_and_refused_alone(measured, capsys):
     with pytest.raises(SystemExit):
         main(["papers", "reproduce", "all"])
@@ -236,6 +238,7 @@ def test_a_scale_without_trainings_is_refused(capsys):
     assert "--budget is a time in hours, minutes or seconds, got 'soon'; type 2h" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measured, capsys):
     main(["papers", "reproduce", ARTEFACT.id, "--budget", "0s"])
     assert f"the budget is spent; not measured: {ARTEFACT.id}; the same command" in capsys.readouterr().out
@@ -250,6 +253,7 @@ def test_a_finding_stands_for_its_tables_and_figures(measured, capsys, monkeypat
     assert [id_ for id_, *_ in measured] == [PLAIN.id]
 
 
+@pytest.mark.slow
 def test_the_runs_that_were_planned_for_a_finding_are_trained_once(measured, capsys, monkeypatch, tmp_path):
     regime = tmp_path / "runs/toy/regime.toml"
     regime.parent.mkdir(parents=True)

@@ -68,6 +68,7 @@ def test_the_answer_does_not_depend_on_the_number_of_jobs(here):
     assert answer_of(answers[0]) == answer_of(answers[1])
 
 
+@pytest.mark.slow
 def test_a_changed_file_makes_new_runs(here):
     (here / "data.txt").write_text("a")
     first = run(depends=(here / "data.txt",))

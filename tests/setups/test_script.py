@@ -113,6 +113,7 @@ def test_a_number_that_leaves_torch_is_computed_again():
     assert setup.loss(setup.model, {"window": ids}).item() == pytest.approx(mean.item() / 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["item", "float", "int"])
 def test_micro_batches_of_several_shapes_are_held_to_the_mean_over_all_their_targets(by):
     assert failures("counting_targets", "--by", by) == []
@@ -143,6 +144,7 @@ def test_the_loss_of_joined_micro_batches_is_the_mean_over_all_their_targets():
     assert setup.loss(setup.model, setup.batch).item() == pytest.approx(mean.item())
 
 
+@pytest.mark.slow
 def test_what_comes_back_from_numpy_keeps_other_batches_from_being_tested():
     setup = setup_of("counting_targets", "--by", "numpy")
     assert {*setup.cannot} == {"batch"}
@@ -236,6 +238,7 @@ def test_a_weight_is_never_changed():
     assert not setup.optimizer.state
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_script_with_its_own_arguments(capsys):
     script = str(SCRIPTS / "accumulating.py")
     assert main(["check", script]) == 0
@@ -264,6 +267,7 @@ def test_looking_for_names_runs_no_code_of_the_script(tmp_path):
         assert list(named.setup.batch) == ["ids"]
 
 
+@pytest.mark.slow
 def test_clipping_by_the_code_of_a_script_is_clipping():
     assert failures("own_clip", "0.5") == []
     assert failures("own_clip", "0.5", "--undivided")[0] == ("step", "step")

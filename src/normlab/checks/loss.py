@@ -556,8 +556,8 @@ def _moved_by_padding(step: StepUnderTest, as_it_is: Trace, longer: Trace) -> An
     if max(of_loss, of_gradient) <= step.rounding:
         return
     most = max(differences, key=lambda name: differences[name])
-    evidence = f"one more column of padding moves the loss by {of_loss:.1e} of its size, and its gradient by "
-    evidence += f"{of_gradient:.1e}, most in {most}"
+    evidence = f"one more column of padding moves the loss by {of_loss:.2g} of its size, and its gradient by "
+    evidence += f"{of_gradient:.2g}, most in {most}"
     if step.setup.loss is None and is_of_library(step.model, ""):
         yield note("loss", f"{evidence}: so a library computes it")
     else:

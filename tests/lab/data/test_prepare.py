@@ -241,6 +241,7 @@ def test_no_pair_left(tmp_path):
     assert list((tmp_path / "data").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path(os.environ.get("NORMLAB_DATA", "-"), "multi30k").is_dir(),
     reason="needs Multi30k in $NORMLAB_DATA/multi30k",

@@ -146,6 +146,7 @@ def test_a_run_without_that_checkpoint(tmp_path):
         setup_from_run(folder, "last", tokens=256)
 
 
+@pytest.mark.slow
 def test_a_check_at_a_checkpoint_steps_at_the_rate_of_the_runs_next_step(trained):
     for name in ("last", "best"):
         setup = setup_from_run(trained, name, tokens=256).setup
