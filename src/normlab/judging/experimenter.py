@@ -126,7 +126,7 @@ class _Experimenter:
 
     def _measured_again(self, answer: Experiment) -> Experiment:
         """Measure the gain of a kept change on seeds beyond those that could decide: a change is kept if its
-        gain looks large, so what was seen of it is too large in the mean (winner's curse).
+        gain looks large, so what was seen of it is too large on average (winner's curse).
         """
         seeds = range(self.seeds.stop, self.seeds.stop + self.request.fresh_seeds)
         waiting = self._not_ended(seeds)
