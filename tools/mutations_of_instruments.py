@@ -115,10 +115,16 @@ OF_TRACE = (
     Mutation(
         "a resumed schedule counted from 0",
         "trace/rates.py",
-        {"scheduler.last_epoch = start + i": "scheduler.last_epoch = i"},
+        {"_rates_by_closed_form(scheduler, closed, start)": "_rates_by_closed_form(scheduler, closed, 0)"},
         own=(
             "tests/checks/test_schedule.py::test_rates_far_ahead_of_a_resumed_schedule_are_counted_from_its_first_step",
         ),
+    ),
+    Mutation(
+        "a peak where a schedule was sampled",
+        "trace/rates.py",
+        {"with_peaks[peak] = rates_at(peak)": "pass"},
+        own=("tests/checks/test_schedule.py::test_a_narrow_peak_between_samples_is_found",),
     ),
     Mutation(
         "a level for each comparison",

@@ -16,7 +16,7 @@ import normlab
 from normlab.checks.report import Report
 from normlab.setups.setup import Setup
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.trace import Trace, runs
+from normlab.trace.trace import Trace
 
 from .tiny import DIM, ROWS, VOCAB, Block, Decoder, first, groups, loss_of, report_of, tokens
 
@@ -141,18 +141,6 @@ def test_outputs_are_those_of_the_outermost_calls():
     assert len(turns.outputs) == 7  # embedding, four blocks, norm and head
     outermost = [event.module for event in turns.events if event.outermost]
     assert outermost == ["model.embed", *(f"model.blocks.{i}" for i in range(4)), "model.norm", "model.head"]
-
-
-def test_a_model_runs_if_modules_or_parameters_of_it_are_used():
-    class Held(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Parameter(torch.randn(VOCAB, DIM))
-
-    other = Decoder(0.0)
-    assert runs(Trace(Held(), tokens(), lambda m, ids: F.embedding(ids, m.table).square().mean()))
-    assert runs(Trace(Training(), tokens(), stepped))
-    assert not runs(Trace(Decoder(0.0), tokens(), lambda m, ids: loss_of(other, ids)))
 
 
 def test_a_loss_of_another_model_is_no_failure():

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import EntryPoint
+from types import ModuleType
+
 import pytest
 import torch
 import transformers as tf
 from torch import nn
 
+import normlab.checks.declared
 from cases import each
-from normlab.checks.declared import declared, resolved_init
+from checks.tiny import Decoder, loss_of, tokens
+from normlab.checks.declared import GROUP, declared, resolved_init
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
-from normlab.trace.starts import differences
+from normlab.trace.starts import Start, differences
 from zoo import PostNorm
 
 DIM, LAYERS, VOCAB = 64, 4, 211
@@ -137,3 +143,28 @@ def test_a_file_that_says_something_else_is_refused(tmp_path, content, words):
     with pytest.raises(UserError) as raised:
         declared(str(path), Setup(gpt2(), BATCH))
     assert words in str(raised.value)
+
+
+def test_every_package_that_knows_names_is_asked(monkeypatch):
+    setup = Setup(Decoder(), tokens(), loss=loss_of)
+    ours = (Start("head.weight", std=0.5),)
+
+    def refusing(name, setup):
+        raise UserError(f"there is no recipe {name}")
+
+    def knowing(name, setup):
+        if name != "mine":
+            raise UserError(f"{name} is not mine")
+        return ours
+
+    module = ModuleType("packages_that_know_names")
+    module.refusing, module.knowing = refusing, knowing
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    entries = [EntryPoint(name, f"{module.__name__}:{name}", GROUP) for name in ("refusing", "knowing")]
+    monkeypatch.setattr(normlab.checks.declared, "entry_points", lambda group: entries)
+    assert declared("mine", setup).declare.init == ours
+    with pytest.raises(UserError, match=r"no recipe other; other is not mine"):
+        declared("other", setup)
+    entries[:] = []
+    with pytest.raises(UserError, match="no such file"):
+        declared("other", setup)

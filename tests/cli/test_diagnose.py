@@ -69,8 +69,8 @@ def test_a_recipe_prints_its_findings_and_writes_a_page(here, capsys):
     said = capsys.readouterr().out
     assert said.splitlines()[0].startswith(("nothing found in ", "warning: "))
     assert "post, 2+2 layers of width 16" in said.splitlines()
-    # a linear decay over 4,000 steps has lost one of them at its first step
-    assert "optimizer Adam, lr 0.000499875" in said
+    # though a linear decay over 4,000 steps has lost one of them at its first step
+    assert "optimizer Adam, lr 5e-4" in said
     assert "note    encoder is Post-LN with 2 layers" in said
     assert "        structure: layers = 2, sublayers = 4, post = 4; Xiong et al. 2020" in said
     (page,) = (here / "runs").glob("diagnosis-post-*.html")

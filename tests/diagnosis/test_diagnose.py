@@ -80,7 +80,7 @@ def test_facts_are_those_of_the_model(seen):
     parameters = sum(p.numel() for p in model.parameters())
     assert seen.facts["parameters"] == f"{parameters:,}"
     assert seen.facts["batch"] == "4×6, 4×5"
-    assert (seen.facts["optimizer"], seen.facts["device"]) == ("Adam, lr 0.001", "cpu")
+    assert (seen.facts["optimizer"], seen.facts["device"]) == ("Adam, lr 1e-3", "cpu")
 
 
 def test_all_of_it_can_be_written_as_json(seen):
@@ -153,7 +153,7 @@ def test_the_optimizer_that_is_given_is_used():
     square(model, X).backward()
     adam.step()
     amid = diagnose(model, X, loss=square, optimizer=adam, preset="cheap")
-    assert amid.facts["optimizer"] == "Adam during its training, lr 0.01"
+    assert amid.facts["optimizer"] == "Adam during its training, lr 1e-2"
 
 
 @pytest.mark.parametrize("made", [False, True])
@@ -412,8 +412,8 @@ def test_a_setup_is_diagnosed_as_its_parts_are():
 
 def test_a_setup_without_an_optimizer_is_stepped_at_its_rate():
     setup = Setup(tower(), X, loss=square, lr=3e-4)
-    assert diagnose(setup, preset="cheap").facts["optimizer"] == "Adam, lr 0.0003"
-    assert diagnose(setup, lr=1e-2, preset="cheap").facts["optimizer"] == "Adam, lr 0.01"
+    assert diagnose(setup, preset="cheap").facts["optimizer"] == "Adam, lr 3e-4"
+    assert diagnose(setup, lr=1e-2, preset="cheap").facts["optimizer"] == "Adam, lr 1e-2"
 
 
 @pytest.mark.parametrize(

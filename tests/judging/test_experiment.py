@@ -20,6 +20,7 @@ from normlab.cli.main import main
 from normlab.errors import UserError
 from normlab.judging.experiment import Request
 from normlab.judging.experimenter import experiment
+from normlab.report import contract
 
 SCRIPT = Path(__file__).parent / "train.py"
 BASE = f"{sys.executable} train.py --seed={{seed}}"
@@ -109,6 +110,29 @@ def test_runs_that_diverge_are_results(here):
     assert answer.verdict != "keep"
     crashed = run("--gain=0.05 --crashes=2", max_seeds=3)
     assert [run.outcome for run in crashed.runs["candidate"]][:3] == ["trained", "failed", "trained"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_is_killed_once_is_tried_again(here, jobs):
+    answer = run("--gain=0.05 --killed=2 --times=1", jobs=jobs)
+    assert answer.verdict == "keep"
+    assert answer.killed == ()
+    assert {run.outcome for run in answer.runs["candidate"]} == {"trained"}
+    assert lines_of(here).count("begin 0.05 2") == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_is_killed_each_time_leaves_it_undecided(here, jobs):
+    answer = run("--gain=0.05 --killed=2", jobs=jobs)
+    assert (answer.verdict, answer.seeds) == ("undecided", (1,))
+    assert [(k.seed, k.side, k.signal, k.times) for k in answer.killed] == [(2, "candidate", 9, 2)]
+    assert answer.ended_by == answer.killed[0].sentence
+    assert answer.decision.only_baseline == 0
+    described = normlab.judge("runs/judge").changes
+    assert {outcome for change in described for outcome in change.outcomes} <= {"trained", "missing"}
+    VALIDATOR.validate(contract.judge_document(answer.to_dict()))
+    once_more = run("--gain=0.05 --killed=2", jobs=jobs)
+    assert (once_more.verdict, lines_of(here).count("begin 0.05 2")) == ("undecided", 4)
 
 
 def test_what_cannot_be_judged_is_refused(here):

@@ -73,6 +73,11 @@ def test_vega_only_where_there_is_a_chart() -> None:
     assert make(chart("a"), chart("b")).html().count(page._vega()) == 1
 
 
+def test_without_javascript_only_a_page_with_charts_says_that_they_are_missing() -> None:
+    assert make(chart("a"), chart("b")).html().count("<noscript>") == 1
+    assert "<noscript>" not in make(Text("x")).html()
+
+
 def test_charts_are_found_in_all_containers() -> None:
     found = make(Columns([chart("a")]), Section("s", [Details("d", [chart("b")])], "s")).charts()
     assert [c.name for c in found] == ["a", "b"]
