@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.metadata import EntryPoint
 from types import ModuleType
@@ -98,17 +99,14 @@ def test_the_last_entry_of_a_role_a_glob_or_both_decides():
 def test_a_model_whose_sizes_do_not_show_is_refused():
     model = nn.Sequential(*(PostNorm(DIM) for _ in range(4)))
     setup = Setup(model, torch.randn(2, 8, DIM), loss=lambda model, x: model(x).square().mean())
-    with pytest.raises(UserError, match=r"no embedding matrix.*init\.toml"):
+    with pytest.raises(UserError, match=r"\bembedding\b.*init\.toml"):
         declared("pre", setup)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"), [("depnorm", "did you mean 'deepnorm'"), ("pre+rmsnrm", "rmsnorm")]
-)
+@pytest.mark.parametrize(("given", "words"), [("depnorm", "'deepnorm'"), ("pre+rmsnrm", "rmsnorm")])
 def test_a_name_that_is_neither_a_file_nor_a_recipe(given, words):
-    with pytest.raises(UserError, match="neither a file nor a recipe") as raised:
+    with pytest.raises(UserError, match=re.escape(given)) as raised:
         declared(given, Setup(gpt2(), BATCH))
-    assert given in str(raised.value)
     assert words in str(raised.value)
 
 

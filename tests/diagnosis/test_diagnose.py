@@ -320,7 +320,7 @@ def test_a_sum_of_streams_before_the_last_norm_is_no_norm():
 def test_a_model_whose_every_layer_is_in_a_plain_list_is_told_so():
     model = Hidden(0)
     model.head = nn.Identity()
-    with pytest.raises(UserError, match="blocks holds 4 x PostNorm"):
+    with pytest.raises(UserError, match=r"\bblocks .*PostNorm"):
         diagnose(model, X, loss=square)
 
 
@@ -335,7 +335,7 @@ def test_layers_of_parameters_alone_are_pointed_out():
                 x = x + nn.functional.linear(nn.functional.rms_norm(x, (16,)), w)
             return x
 
-    with pytest.raises(UserError, match="matrices in weights"):
+    with pytest.raises(UserError, match=r"\bweights\b"):
         diagnose(Functions(), X, loss=square)
 
 
@@ -377,7 +377,7 @@ def test_what_cannot_be_diagnosed_is_said_with_what_to_do(model, batch, loss, na
 
 
 def test_a_preset_that_there_is_not():
-    with pytest.raises(ValueError, match=r"'quick'.*cheap, standard, full"):
+    with pytest.raises(ValueError, match=r"'quick'.*cheap, .*full"):
         diagnose(tower(), X, loss=square, preset="quick")
 
 
@@ -389,7 +389,7 @@ def test_a_wrapper_is_looked_through():
 
 
 def test_a_model_without_a_stream_and_a_loss_that_is_not_finite_are_refused():
-    with pytest.raises(UserError, match=r"no residual stream.*blocks="):
+    with pytest.raises(UserError, match=r"\bstream\b.*blocks="):
         diagnose(nn.Sequential(nn.Linear(16, 16)), X, loss=square, lr=1e-3)
     with pytest.raises(UserError, match="nan"):
         diagnose(tower(), X, loss=lambda m, b: square(m, b) * float("nan"))

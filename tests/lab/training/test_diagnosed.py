@@ -105,7 +105,8 @@ def test_a_language_model_too(tmp_path):
     config = tiny_language_model(write_plain(tmp_path / "text"), "pre")
     diagnosis = diagnose_named(setup_from_config(config, tmp_path, tokens=256), "cheap")
     assert diagnosis.model == "Decoder"
-    assert "Pre-LN with 2 layers" in str(diagnosis)
+    (placement,) = [f for f in diagnosis.findings if f.name == "placement"]
+    assert (placement.numbers["layers"], placement.numbers["pre"]) == (2, 4)
     assert not [f for f in diagnosis.findings if f.name == "not_done"]
 
 
@@ -142,7 +143,7 @@ def test_a_run_is_taken_at_its_checkpoint_with_its_optimizer(trained):
 
 def test_a_run_without_that_checkpoint(tmp_path):
     folder = RunFolder.create(tmp_path / "new", Config())
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint 'last' .*normlab train --config"):
+    with pytest.raises(FileNotFoundError, match=r"'last' .*train --config"):
         setup_from_run(folder, "last", tokens=256)
 
 
@@ -171,7 +172,9 @@ def setup(**more):
 
 def test_a_setup_is_stepped_by_its_optimizer_or_by_an_adam():
     plain = diagnose_named(setup(), "cheap", 1e-3)
-    assert "Pre-LN with 3 layers" in str(plain)
+    (placement,) = [f for f in plain.findings if f.name == "placement"]
+    assert "Pre-LN" in placement.sentence
+    assert placement.numbers["layers"] == 3
     assert plain.facts["optimizer"] == "Adam, lr 1e-3"
     own = setup(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.25))
     assert diagnose_named(own, "cheap").facts["optimizer"] == "SGD, lr 0.25"
