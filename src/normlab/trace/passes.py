@@ -14,7 +14,6 @@ from normlab.errors import in_one_line
 from normlab.setups.setup import Loss, Setup
 from normlab.setups.window import WindowStep
 from normlab.trace.awake import awake_in_place, awake_step, why_inexact
-from normlab.trace.copies import weights_apart
 from normlab.trace.dry_run import SEED
 from normlab.trace.facts.facts import Facts
 from normlab.trace.model_copies import ModelCopies
@@ -22,6 +21,7 @@ from normlab.trace.parts import small_parts
 from normlab.trace.rewrites import rewritten
 from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace
+from normlab.trace.weights import weights_apart
 
 LARGE_MODEL: Final = 50_000_000
 """Number of parameters above which memory decides what is copied: 50M of them in float64 and the two moments
