@@ -17,7 +17,7 @@ from normlab.trace.weights import put_back_weights, same_values, weights_apart
 def rewritten(trace: Trace, weights: Weights | None = None) -> dict[str, str]:
     """Return the parameters that the pass of a step changes, each with the innermost module that was running.
 
-    The values are compared, since a write through ``data`` leaves no other mark. Parameters that are zero have
+    Values are compared, since a write through ``data`` leaves no other mark. Parameters that are zero have
     small draws in this pass, or a factor on them would not show. The model stays as it is: ``weights`` hold
     its parameters' values in tensors that the pass does not reach; without them, these are copied.
     """
