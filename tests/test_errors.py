@@ -35,7 +35,7 @@ PARSERS = {
     "base/rows.py": "json",
     "lab/training/translate.py": "numpy.load",
     **dict.fromkeys(
-        [f"trace/{name}.py" for name in ("copies", "kept", "optimizers", "reach")],
+        [f"trace/{name}.py" for name in ("kept", "optimizers", "reach", "rebinding")],
         "the content of an empty cell of a closure",
     ),
     "trials/change.py": "ast.literal_eval",
@@ -90,6 +90,7 @@ OTHERS_CODE = {
                     "passes",
                     "preparation",
                     "rates",
+                    "rebinding",
                     "step_under_test",
                     "updates",
                     "whole_step",

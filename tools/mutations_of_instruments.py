@@ -45,7 +45,7 @@ OF_CHECKS = (
         "a derivative in evaluation alone",
         "checks/gradients.py",
         {
-            "    trace = step.exact if step.moving else step.training\n    if _runs_without": (
+            "    trace = step.exact if step.running_statistics else step.training\n    if _runs_without": (
                 "    trace = step.exact\n    if _runs_without"
             )
         },
@@ -101,7 +101,7 @@ OF_TRACE = (
     Mutation(
         "rounding of float64 for a step in float32",
         "trace/whole_step.py",
-        {"if self.twice.exact and not self._comparison.narrowed:": "if not self._comparison.narrowed:"},
+        {"if self.two_runs.exact and not self._comparison.narrowed:": "if not self._comparison.narrowed:"},
         own=(
             "tests/checks/test_step.py::test_a_step_that_insists_on_its_precision_is_compared_up_to_its_rounding",
         ),

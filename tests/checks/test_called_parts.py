@@ -170,7 +170,7 @@ def in_halves(divisor: int) -> Callable[..., None]:
 @pytest.mark.parametrize("divisor", [1, 2])
 def test_passes_of_a_part_are_counted(kind: type[Training], divisor: int):
     step = StepUnderTest(Setup(kind(), tokens(), stepped, optimizer=groups, step=in_halves(divisor)))
-    assert step.whole_step.twice[1].training == [True, True]
+    assert step.whole_step.two_runs.first.training == [True, True]
     report = report_of("step", model=kind(), loss=stepped, optimizer=groups, step=in_halves(divisor))
     assert report.ok == (divisor == 2)
 
@@ -212,9 +212,9 @@ def test_autocast_inside_of_a_call_is_seen(model: type[nn.Module]):
     step = StepUnderTest(
         Setup(model(), tokens(), stepped if model is CastsItself else loss_of, optimizer=groups, step=plain)
     )
-    assert step.whole_step.twice[1].cast is torch.bfloat16
+    assert step.whole_step.two_runs.first.cast is torch.bfloat16
 
 
 def test_a_step_without_autocast_has_none():
     step = StepUnderTest(Setup(Training(), tokens(), stepped, optimizer=groups, step=plain))
-    assert step.whole_step.twice[1].cast is None
+    assert step.whole_step.two_runs.first.cast is None

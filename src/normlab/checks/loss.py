@@ -474,7 +474,7 @@ def _step_divides(step: StepUnderTest) -> bool:
     """Return whether the user's own step divides the loss before its backward pass, or may do so."""
     if step.setup.step is None:
         return False
-    if step.steps_another_batch:  # the loss of the whole step is another one: a mean over micro-batches
+    if step.has_own_step_batch:  # the loss of the whole step is another one: a mean over micro-batches
         return True
     try:
         _, match = step_and_whole(step)

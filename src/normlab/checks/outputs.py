@@ -118,8 +118,8 @@ def training_equals_evaluation(step: StepUnderTest) -> Answers:
         of_losses = distance(evaluated.loss, step.training.loss)
         if of_losses > step.rounding and not step.comparison.draws:
             yield note("loss", f"it differs by {of_losses:.2g} between the modes, with the same outputs")
-    elif step.moving:
-        raise Unknown(f"{step.moving[0]} holds running statistics, which evaluation reads")
+    elif step.running_statistics:
+        raise Unknown(f"{step.running_statistics[0]} holds running statistics, which evaluation reads")
     elif step.comparison.draws:
         raise Unknown("training draws other numbers than torch's dropout: pass the model with a rate of 0")
     else:
@@ -211,7 +211,7 @@ def dropout_repeats(step: StepUnderTest) -> Answers:
     drawn = step.training.again(dropout=True)
     needs(step.is_exact, step.why_inexact)
     needs(distance(drawn.loss, drawn.again(seed=1).loss) > step.rounding, "nothing is drawn in training")
-    is_rewritten = step.rewritten[True].__contains__
+    is_rewritten = step.forward_writes[True].__contains__
     along = Along(drawn, is_rewritten)
     if along.all.disagrees and not Along(step.training, is_rewritten).all.disagrees:
         evidence = "with dropout on, the gradient is not the derivative of the loss; without, it is"

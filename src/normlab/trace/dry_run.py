@@ -25,7 +25,7 @@ from normlab.setups.setup import Loss, StepFunction
 from normlab.trace.autograd import Weights
 from normlab.trace.budget import begin_pass
 from normlab.trace.compare import distance, rounded
-from normlab.trace.copies import refusal_of, use_of
+from normlab.trace.copies import refusal_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.functions import Functions
@@ -43,6 +43,7 @@ from normlab.trace.restore import generators_of_copies, same, same_globals, same
 from normlab.trace.tensors import Side, copied_batch, eager, forward_hooks, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
 from normlab.trace.trail import noted_step
+from normlab.trace.use import use_of
 
 SEED: Final = 20_011
 """The seed of every run: not one that draws a batch, or a loss would draw the same numbers again."""

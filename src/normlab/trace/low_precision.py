@@ -68,7 +68,7 @@ def _as_the_step_runs_it(step: StepUnderTest) -> AbstractContextManager[Any]:
     dtype = None
     if step.setup.step is not None:
         with suppress(Exception):  # the step is anybody's; without one, the model runs as it is
-            dtype = step.whole_step.twice[1].cast
+            dtype = step.whole_step.two_runs.first.cast
     return torch.autocast(_device_of(step.unchanged), dtype, enabled=dtype is not None)
 
 

@@ -17,11 +17,12 @@ from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
-from normlab.trace.copies import Use, refusal_of, use_of
+from normlab.trace.copies import refusal_of
 from normlab.trace.dry_run import groups_of
 from normlab.trace.optimizers import copied
 from normlab.trace.restore import generators_of_copies, restored, same_random_state, seed_each
 from normlab.trace.tensors import copied_batch, eager, refusal, unwrap
+from normlab.trace.use import Use, use_of
 
 RateOf = Callable[[int, Sequence[float]], Sequence[float]]
 """From a step, counted from 1, and the groups' own rates, to the rates that they are given."""
