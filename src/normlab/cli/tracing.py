@@ -113,7 +113,7 @@ def _runs(compared: RunsCompared) -> tuple[str, str]:
         answer = "they agree"
     else:
         answer = f"they differ from {compared.module or 'no single module'} on,"
-    sizes = f"difference {compared.size:.2g}, limit {compared.limit:.1e}"
+    sizes = f"difference {compared.size:.2g}, limit {compared.limit:.2g}"
     return what, f"{answer} in {selected:,} of {total:,} numbers: {sizes}"
 
 
