@@ -61,10 +61,10 @@ def faulty(before: str = "", between: str = "", after: str = "", divisor: float 
 
 
 class KeepsWhatItSaw:
-    """A sound step of one backward pass, whose object holds a loss and a batch of its own."""
+    """A sound step of one backward pass, whose object uses names of a recorded step for what is its own."""
 
     def __init__(self) -> None:
-        self.loss, self.batch = 0.0, None
+        self.loss, self.batch, self.shorter = 0.0, None, True
 
     def __call__(self, model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         model.train()
@@ -79,6 +79,21 @@ def test_what_a_step_of_the_users_holds_is_the_users():
     report = with_step(KeepsWhatItSaw(), "step", "overfit")
     assert (report.failures, report.untestable) == ((), {})
     assert {"step", "overfit"} <= set(report.holds)
+
+
+class KeepsLosses(list[float]):
+    """A list of losses that takes steps: it is empty, and false in a condition, before the first."""
+
+    def __call__(self, model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+        model.train()
+        loss = loss_of(model, ids)
+        loss.backward()  # on top of the gradients of the last step
+        optimizer.step()
+        self.append(float(loss))
+
+
+def test_a_step_that_is_an_empty_list_is_run():
+    assert first(with_step(KeepsLosses(), "step"))[0] == "step"
 
 
 def by_hand(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:

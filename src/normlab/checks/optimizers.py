@@ -50,7 +50,7 @@ def optimizer_coverage(step: StepUnderTest) -> Answers:
     if model is step.model:  # copies are bound to each other, and hold nothing of another model
         foreign = without_gradient(step, [p for p in held_parameters if id(p) not in names])
     masters: Mapping[int, str] = {}  # by their place among the held parameters: whose master each is
-    if foreign and step.setup.step and step.copies.may_stand_in:
+    if foreign and step.setup.step is not None and step.copies.may_stand_in:
         masters = masters_of(step)
     foreign = [p for p in foreign if all(p is not held_parameters[place] for place in masters)]
 

@@ -16,6 +16,7 @@ from torch.optim import SGD
 
 from normlab.base.units import count
 from normlab.checks.property import BACKWARD, WHOLE_STEP, Answers, fail, needs, note, property_of
+from normlab.setups.window import WindowStep
 from normlab.trace.autograd import Weights
 from normlab.trace.compare import distance
 from normlab.trace.dry_run import (
@@ -47,7 +48,7 @@ NO_STEP: Final = "there is no step: pass step=, a function of model, batch, opti
     explains=["repeats", "overfit"],
     passes=4,
     steps=4,
-    applies=lambda step: needs(step.setup.step, NO_STEP),
+    applies=lambda step: needs(step.setup.step is not None, NO_STEP),
     uses=WHOLE_STEP,
 )
 def step(step: StepUnderTest) -> Answers:
@@ -183,13 +184,12 @@ def _averages(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
 
 def _weighs_a_shorter_window(step: StepUnderTest) -> Answers:
     """Whether a recorded loop averages a window of fewer micro-batches, as the last of an epoch, too."""
-    shorter = getattr(step.setup.step, "shorter", None)
+    own_step = step.setup.step
+    shorter = own_step.shorter if isinstance(own_step, WindowStep) else None
     if shorter is not None:
         passes = count(shorter.micro_batches, "pass")
-        evidence = (
-            f"in a later step of {passes} the gradient is {shorter.weight:.4g} times that of its whole "
-        )
-        evidence += "batch"
+        times = f"{shorter.weight:.4g} times that of its whole batch"
+        evidence = f"in a later step of {passes} the gradient is {times}"
         advice = "divide by the number of micro-batches that the step really has"
         yield fail("step", evidence, advice)
 

@@ -77,7 +77,7 @@ def train(
         _give_rates(optimizers, rate_of, seen)
         several = isinstance(setup.optimizer, (list, tuple)) or len(optimizers) > 1
         own_form: Any = optimizers if several else optimizers[0]
-        own_step = setup.step or plain_step(setup.loss_of)
+        own_step = plain_step(setup.loss_of) if setup.step is None else setup.step
 
         def step(batch: Any) -> Any:
             return own_step(model, batch, own_form, scheduler)
