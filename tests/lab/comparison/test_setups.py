@@ -101,7 +101,7 @@ def test_a_file_is_compared_with_its_changed_copy_from_the_command_line(here, ca
     assert main([*typed, "--jobs", "2", "--threads", "1", "--out", "out"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"(base.py|A) against (base.py|A): parameters [+-]", out)
-    assert "\nTwo seeds" in out
+    assert "Two seeds" in out
     page = (here / "out" / "comparison.html").read_text(encoding="utf-8")
     text = re.sub(r"<(script|style|pre)\b.*?</\1>|<[^>]+>", " ", page, flags=re.DOTALL)
     assert re.search(r"change\.py: GPT, AdamW,[^:]* 3e-3", text)
