@@ -144,8 +144,9 @@ def test_gradient_norms_and_spikes_after_the_warm_up():
     runs = [run(c, s, gradients=norms) for s in (1, 2, 3) for c, norms in (("calm", calm), ("wild", wild))]
     sides = {"of": "wild", "over": "calm", "after": 50}
     assert effect("gradient_ratio", regime(*runs), **sides).value == pytest.approx(2.0)
-    found = effect("spikes_difference", regime(*runs), **sides)
-    assert found.value == pytest.approx(100 / 94)
+    found = effect("spikes", regime(*runs), of="wild", after=50)
+    assert (found.value, found.runs, found.share) == (pytest.approx(1 / 94), 3 * 94, True)
+    assert effect("spikes", regime(*runs), of="calm", after=50).value == 0
 
 
 def test_a_noisy_gradient_spreads_more_about_its_median_whatever_its_size():
@@ -269,7 +270,8 @@ NOTHING_YET = {
     "best_on_dev": {"of": "a", "over": "b"},
     "last_on_dev": {"of": "a"},
     "gradient_ratio": {"of": "a", "over": "b", "after": 1},
-    "spikes_difference": {"of": "a", "over": "b", "after": 1},
+    "spikes": {"of": "a", "after": 1},
+    "dev_rise": {"of": "a"},
     "spread_ratio": {"of": "a", "over": "b", "after": 1},
     "penalty_ratio": {"of": ["a", "b"], "over": ["b", "a"], "metric": "bleu"},
     "gains": {"of": "a", "over": "b", "metric": "bleu"},
@@ -280,7 +282,10 @@ NOTHING_YET = {
     "own_share": {"of": "a", "stack": "decoder"},
     "own_share_ratio": {"of": "a", "over": "b", "stack": "decoder"},
 }
-OF_STUDIES = {"measure", "measured_ratio", "last_over_first", "row_ratio", "exponent", "law_preference"}
+OF_STUDIES = {
+    *("measure", "measured_ratio", "quotient", "last_over_first", "row_ratio", "exponent", "law_preference"),
+    *("swept_loss", "rate_ratio"),
+}
 
 
 def test_every_effect_of_runs_waits_for_its_rows():

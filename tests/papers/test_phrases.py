@@ -71,7 +71,7 @@ def test_what_was_tested_is_not_called_untested():
     tested, untested = claimed("not tested here", "open"), claimed("not tested here", "waits")
     assert (answer(tested), answer(untested)) == ("tested, and open", "not tested here")
     assert answer(claimed("partly", "agrees", "contradicts", "open")) == "partly"
-    assert counted([tested, untested]) == "2 findings: 2 not tested here (1 tested, and open)"
+    assert counted([tested, untested]) == "2 findings: 1 tested, and open; 1 not tested here"
 
 
 def test_every_reading_is_counted():

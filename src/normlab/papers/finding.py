@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from normlab.base.files import read_toml
 from normlab.base.io import from_plain
 from normlab.errors import UserError
-from normlab.papers.effects import EFFECTS, names
+from normlab.papers.effects import EFFECTS, METRICS, names
 from normlab.papers.estimate import Estimate
 from normlab.papers.regimes import Book, Regime
 
@@ -126,6 +126,8 @@ class Finding:
     """Effects that are shown and do not count, each with the reason."""
     artefacts: tuple[str, ...] = ()
     """The tables and figures that show it, by their ids."""
+    rest: tuple[str, ...] = ()
+    """The findings that have the other parts of its sentence."""
     needs: str = ""
     """The hardware, text or runs that an answer needs; only for one that is not tested here."""
     paper: str = ""
@@ -142,6 +144,8 @@ class Evidence:
     reading: Reading
     missing: int
     """The number of planned runs that are not there yet."""
+    untuned: str = ""
+    """A cell that loses at a rate at the edge of those tried, to one at another rate; empty if none does."""
 
     @property
     def equal(self) -> float | None:
@@ -240,8 +244,27 @@ def measured(piece: Piece, book: Book) -> Evidence:
     regime = book.regime(piece.regime)
     estimate = EFFECTS[piece.effect](regime, piece.arguments)
     missing = regime.missing(piece.cells())
-    reading: Reading = "waits" if missing else piece.expects.reading(estimate)
-    return Evidence(piece, regime, estimate, reading, missing)
+    untuned = _untuned(piece, regime, estimate)
+    reading: Reading = "open" if untuned else piece.expects.reading(estimate)
+    return Evidence(piece, regime, estimate, "waits" if missing else reading, missing, untuned)
+
+
+def _untuned(piece: Piece, regime: Regime, estimate: Estimate) -> str:
+    """The cell that loses a comparison of two rates while its own is at the edge of those that were tried: at
+    another rate it might not lose, so the comparison decides nothing. At one rate for both it says what it
+    says.
+    """
+    given = EFFECTS[piece.effect].with_defaults(piece.arguments)
+    if not {"of", "over", "metric"} <= given.keys() or math.isnan(estimate.value):
+        return ""
+    of_wins = (estimate.value > 0) == METRICS[given["metric"]].higher_is_better
+    losers, winners = (given["over"], given["of"]) if of_wins else (given["of"], given["over"])
+    others = {regime.rates[cell].value for cell in names(winners) if cell in regime.rates}
+    for cell in names(losers):
+        rate = regime.rates.get(cell)
+        if rate and rate.at_the_edge and others - {rate.value}:
+            return cell
+    return ""
 
 
 def faults(reviewed: Reviewed) -> list[str]:
