@@ -64,6 +64,7 @@ def test_a_finding_fits_into_its_line_of_the_list():
 def test_what_the_findings_name_exists():
     for finding in FINDINGS.values():
         assert set(finding.artefacts) <= ARTEFACTS.keys()
+        assert {FINDINGS[part].paper for part in finding.rest} <= {finding.paper}
     for regime in BOOK.regimes.values():
         assert set(regime.findings) <= FINDINGS.keys()
     read = {piece.regime.name for id_ in FINDINGS for piece in pieces_of(id_)}

@@ -424,10 +424,11 @@ def gains(regime: Regime, of: str, over: str, metric: str, by: float = 0.0) -> E
 
 @effect(0.0)
 def swept_loss(regime: Regime, of: str, rate: float) -> Estimate:
-    """How much worse the dev NLL of a cell is at a rate than at the best of those that its one sweep tried."""
+    """How much worse the dev NLL of a cell is at a rate than at the best one that its sweep tried."""
     swept = {row["rate"]: row["nll"] for row in _rows(regime, "rates", {"cell": of})}
     if rate not in swept:
-        raise UserError(f"the sweep of {of} has no rate {rate:g}; it has {', '.join(map('{:g}'.format, swept))}")
+        tried = ", ".join(f"{one:g}" for one in swept)
+        raise UserError(f"the sweep of {of} has no rate {rate:g}; it has {tried}")
     return Estimate.exact(swept[rate] - min(swept.values())).of_unit("nats")
 
 

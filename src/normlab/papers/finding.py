@@ -87,6 +87,8 @@ class Piece:
     """Where a bound comes from that is not the value of no difference."""
     fixed: bool = False
     """Whether the bound stands in the ``regime.toml`` that was committed before its runs."""
+    weak: str = ""
+    """Why its regime is too weak a test to contradict the sentence, so that it is open where it would."""
     because: str = ""
     """Why it does not count for the answer; empty if it does."""
 
@@ -205,7 +207,7 @@ def tables_of(content: Mapping[str, Any], key: str, where: str) -> list[dict[str
 
 BOUNDS: Final = {"above", "below", "within"}
 """The keys of an expectation."""
-_WORDS: Final = {"says", "regime", "effect", "margin", "fixed", "because"}
+_WORDS: Final = {"says", "regime", "effect", "margin", "fixed", "weak", "because"}
 """The keys of a piece that are neither bounds nor arguments of its effect."""
 
 
@@ -245,7 +247,9 @@ def measured(piece: Piece, book: Book) -> Evidence:
     estimate = EFFECTS[piece.effect](regime, piece.arguments)
     missing = regime.missing(piece.cells())
     untuned = _untuned(piece, regime, estimate)
-    reading: Reading = "open" if untuned else piece.expects.reading(estimate)
+    reading = piece.expects.reading(estimate)
+    if untuned or (piece.weak and reading == "contradicts"):
+        reading = "open"
     return Evidence(piece, regime, estimate, "waits" if missing else reading, missing, untuned)
 
 

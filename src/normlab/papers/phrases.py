@@ -22,14 +22,15 @@ SCHEMA_VERSION: Final = 1
 LEGEND: Final = """\
 The sentences are condensed, and some joined of two; the paper's place stands behind each.
 Measured: an effect with its 95% interval; n is the number of pairs of runs, or of models. Intervals are not \
-adjusted for the number of effects. *A over B* is A minus B, or A divided by B where a × stands before it; of \
-losses, in nats a token or bits a byte, the lower one is better.
-Means of BLEU are means of its logit, which has no edges; where seeds lie far apart, arithmetic means differ. \
-A run *trains* if its loss gets well below that of token frequencies and depends on the source; its BLEU may \
+adjusted for the number of effects. "A over B" is A minus B, or A divided by B where a × stands before it; \
+of losses, in nats a token or bits a byte, the lower one is better.
+Means of BLEU are means of its logit, which has no edges; where seeds lie far apart, arithmetic ones differ. \
+A run trains if its loss gets well below that of token frequencies and depends on the source; its BLEU may \
 still be near 0.
 An effect agrees if its whole interval is as the sentence expects, contradicts if none of it is, and is open \
 if some of it is. Fewer than three seeds decide nothing: their effects are open too, \
-and so is a comparison of two rates whose loser has the lowest or highest of those that were tried.
+and so is a comparison of two rates whose loser has the lowest or highest of those that were tried, and a \
+contradiction by a test that is known to be too weak; the reason then stands beside it.
 A finding is supported if what is decided agrees, contradicted if it contradicts, and partly if there are \
 both; open effects are counted beside them, and withhold the answer only where they outnumber decided ones \
 that all say the same.
@@ -193,10 +194,11 @@ def beside_expected(reviewed: Reviewed) -> str:
 
 def reading(evidence: Evidence) -> str:
     """What a piece says of the finding, and why it is open if that is not for its interval."""
-    rate = evidence.regime.rates.get(evidence.untuned) if evidence.untuned else None
-    if rate is None or evidence.reading != "open":
-        return evidence.reading
-    return f"open: {evidence.untuned} has the {edge(rate)}"
+    if evidence.reading == "open" and evidence.untuned:
+        return f"open: {evidence.untuned} has the {edge(evidence.regime.rates[evidence.untuned])}"
+    if evidence.reading == "open" and evidence.piece.weak:
+        return f"open: {evidence.piece.weak}"
+    return evidence.reading
 
 
 def edge(rate: ChosenRate) -> str:
@@ -259,7 +261,7 @@ def tally(reviewed: Reviewed) -> str:
 
 
 def counted(findings: Iterable[Reviewed]) -> str:
-    """Write ``32 findings: 16 supported; 6 partly; 5 contradicted; 2 tested, and open; 3 not tested here``."""
+    """Write ``32 findings: 16 supported; 6 partly; 5 contradicted; 2 tested, and open; 3 not tested``."""
     all_reviewed = list(findings)
     answers = Counter(answer(reviewed) for reviewed in all_reviewed)
     in_order = (*ANSWERS[:-1], TESTED_AND_OPEN, ANSWERS[-1])
@@ -303,6 +305,7 @@ def _plain_evidence(evidence: Evidence) -> dict[str, Any]:
         "fixed_before_the_runs": piece.fixed,
         "reading": evidence.reading,
         "untuned": evidence.untuned,
+        "too_weak_to_contradict": piece.weak,
     }
 
 
