@@ -165,9 +165,12 @@ class Reviewed:
 
     @property
     def main(self) -> Evidence | None:
-        """The piece that stands for the finding in one line: the first that counts, else the first."""
+        """The piece that stands for the finding in one line: the first that decides, else the first that is
+        there, else the first.
+        """
         counting = [piece for piece in self.evidence if piece.reading != "waits"]
-        return next(iter((*counting, *self.evidence)), None)
+        deciding = [piece for piece in counting if piece.reading != "open"]
+        return next(iter((*deciding, *counting, *self.evidence)), None)
 
     @property
     def counts(self) -> Mapping[Reading, int]:
