@@ -247,7 +247,7 @@ def comparison(draws: int = DRAWS) -> list[dict[str, Any]]:
 
 
 def beside_fixed(draws: int = DRAWS) -> list[dict[str, Any]]:
-    """The judge beside a t test with as many seeds as the judge takes in the mean."""
+    """The judge beside a t test with as many seeds as the judge takes on average."""
     rows = []
     for gain in GAINS:
         baseline, candidate = scores(draws, gain=gain)
@@ -386,7 +386,7 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         compared.append(f"| {row['rule']} | {nothing} | {' | '.join(cells)} |")
     fixed = ["| gain | judge | t test with a fixed number of seeds |", "|---|---|---|"]
     for row in results["fixed"]:
-        judge = f"{100 * row['kept']:.0f}% with {row['seeds']:.1f} seeds in the mean"
+        judge = f"{100 * row['kept']:.0f}% with {row['seeds']:.1f} seeds on average"
         fixed.append(f"| {row['gain']:g} σ | {judge} | {100 * row['fixed']:.0f}% with {row['fixed_seeds']} |")
     header = "| rule | no proposal has a gain: streams with any keep |"
     header += "".join(f" one in ten gains {gain} σ: wrong keeps, gains found |" for gain in (2, 3))

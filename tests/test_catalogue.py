@@ -168,11 +168,14 @@ def test_extra_parameters(name: str, number: int):
 
 
 def test_initial_values_are_those_of_the_built_parameters():
-    assert "`alpha` `[1]`, initially 0, one per layer" in entry("rezero")
-    assert "`omega` `[D]`, initially profiled" in entry("admin")
-    assert "`lam` `[D]`, initially 0.1" in entry("layerscale")
+    for name, parameter, value in (
+        ("rezero", "`alpha` `[1]`", "0"),
+        ("admin", "`omega` `[D]`", "profiled"),
+        ("layerscale", "`lam` `[D]`", "0.1"),
+    ):
+        assert re.search(rf"{re.escape(parameter)}, \w+ {value}\b", entry(name)), name
     beta = 0.87 * (6**4 * 6) ** (-1 / 16)
-    assert f"encoder value, output, ffn_in, ffn_out {beta:.3g}" in entry("deepnorm")
+    assert re.search(rf"encoder [a-z_, ]*\bffn_out {beta:.3g}\b", entry("deepnorm"))
 
 
 @pytest.mark.slow
@@ -180,14 +183,14 @@ def test_refusals_are_those_of_conflict():
     names = ("post", "pre", "relu", "fixup", "deepnorm", "looklinear", "rezero")
     told = {part.name: "\n".join(refusals(part)) for part in shipped() if part.name in names}
     assert told["pre"] == told["relu"] == ""
-    assert told["post"].startswith("parametrisation `completep`, `depth_mup`: that is derived for a stream")
-    assert "\n" not in told["post"]
-    assert "any embedding but `untied`: FixUp initialises the classifier with 0" in told["fixup"]
+    refused = {name: [line.partition(": ")[0] for line in lines.splitlines()] for name, lines in told.items()}
+    assert refused["post"] == ["parametrisation `completep`, `depth_mup`"]
+    assert "any embedding but `untied`" in refused["fixup"]
     others = ", ".join(f"`{name}`" for name in SCHEMES if name not in XAVIER)
-    assert f"scheme {others}: DeepNorm's beta" in told["deepnorm"]
-    assert "any other placement in the other stack: DeepNorm" in told["deepnorm"]
-    assert "any activation but `relu`: LookLinear" in told["looklinear"]
-    assert "any norm: ReZero has no norm" in told["rezero"]
+    assert f"scheme {others}" in refused["deepnorm"]
+    assert any("other placement" in line for line in refused["deepnorm"])
+    assert "any activation but `relu`" in refused["looklinear"]
+    assert "any norm" in refused["rezero"]
 
 
 def test_a_new_refusal_appears():

@@ -35,7 +35,7 @@ PARSERS = {
     "base/rows.py": "json",
     "lab/training/translate.py": "numpy.load",
     **dict.fromkeys(
-        [f"trace/{name}.py" for name in ("copies", "kept", "optimizers", "reach")],
+        [f"trace/{name}.py" for name in ("kept", "optimizers", "reach", "rebinding")],
         "the content of an empty cell of a closure",
     ),
     "trials/change.py": "ast.literal_eval",
@@ -90,6 +90,7 @@ OTHERS_CODE = {
                     "passes",
                     "preparation",
                     "rates",
+                    "rebinding",
                     "step_under_test",
                     "updates",
                     "whole_step",
@@ -182,7 +183,7 @@ def test_an_error_of_normlab_is_shown_with_its_traceback(planted, capsys, bug):
     assert trace[-1] == f"{type(bug).__name__}: {bug}"
     assert "report" in sentence
     assert normlab.__version__ in sentence
-    assert "normlab recipes --axis 'a b'" in sentence
+    assert "--axis 'a b'" in sentence
 
 
 @pytest.mark.parametrize("mistake", [UserError("heads is 3"), FileNotFoundError("there is no heads.txt")])

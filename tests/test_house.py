@@ -178,6 +178,7 @@ def everything_in(*packages: str) -> str:
     return f"import {', '.join(['normlab', *modules])}"
 
 
+@pytest.mark.slow
 def test_configurations_run_folders_pages_and_papers_work_without_torch():
     rooms = ("base", "lab/runs", "report", "papers/liu2020", "papers/nguyen2019", "papers/xiong2020", "cli")
     assert "torch" not in imported_by(f"{everything_in(*rooms)}, normlab.lab.config")

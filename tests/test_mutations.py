@@ -55,8 +55,6 @@ def test_errors_are_chosen_by_a_word_and_by_their_room():
 
 
 def test_a_stale_error_says_so(tmp_path):
-    stale = Mutation("gone", "nn/norm.py", {"no such text": "anything"})
-    with pytest.raises(
-        ValueError, match=r"^mutation 'gone': 0 times in nn/norm.py, not once: 'no such text'"
-    ):
+    stale = Mutation("gone", "nn/norm.py", {"absent": "anything"})
+    with pytest.raises(ValueError, match=r"'gone': 0 .*nn/norm\.py, .*'absent'"):
         stale.plant(mutations.copy_of_package(tmp_path))

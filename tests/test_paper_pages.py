@@ -21,6 +21,7 @@ def drawn(svg: str) -> list[str]:
     return re.findall(r'aria-label="([^"]*)"', svg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_page_is_what_findings_and_results_say(path):
     there, today = path.read_text(encoding="utf-8"), written()[path]

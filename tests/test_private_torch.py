@@ -388,19 +388,25 @@ def test_batches_come_from_what_is_patched_for_them(private):
 # --------------------------------------------------------------------------------- optimizers and the process
 
 
-def test_clipping_by_a_norm_ends_in_one_function(private, monkeypatch):
-    owner, name = private.CLIP
-    seen = []
+def test_clipping_by_a_norm_ends_in_one_function(private):
+    known_by_name, before, seen = nn.utils.clip_grads_with_norm_, private.clip_by_norm(), []
 
     def clipped(parameters, max_norm, total_norm, *args, **kwargs):
         seen.append((max_norm, float(total_norm)))
 
-    monkeypatch.setattr(owner, name, clipped)
-    assert private.clip_by_norm() is clipped
     p = nn.Parameter(torch.ones(4))
     p.grad = torch.full((4,), 2.0)
-    nn.utils.clip_grad_norm_(p, 1.0)
-    assert seen == [(1.0, 4.0)]
+    assert private.place_of_clip().cell_contents is before
+    private.replace_clip_by_norm(clipped)
+    try:
+        assert private.clip_by_norm() is clipped
+        nn.utils.clip_grad_norm_(p, 1.0)
+        known_by_name(p, 0.5, torch.tensor(3.0))
+    finally:
+        private.replace_clip_by_norm(before)
+    assert seen == [(1.0, 4.0), (0.5, 3.0)]
+    known_by_name(p, 1.0, torch.tensor(4.0))
+    assert float(p.grad.norm()) == pytest.approx(1.0, rel=1e-4)
 
 
 def test_a_scaler_forgets_what_it_unscaled(private):

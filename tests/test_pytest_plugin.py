@@ -173,7 +173,7 @@ def test_collecting_runs_no_check_and_loads_no_torch(project):
     assert result.ret == 0
     for source in SOURCES:
         assert f"normlab::{source}::causality" in result.outlines
-    assert f"{len(SOURCES) * len(ORDER) + 2} tests collected" in result.stdout.str()
+    assert re.search(rf"^{len(SOURCES) * len(ORDER) + 2} tests", result.stdout.str(), re.MULTILINE)
     assert (project.path / "loaded.txt").read_text() == "False"
     assert not list(project.path.glob("*.ran"))
 
@@ -183,7 +183,7 @@ def test_a_failure_is_its_evidence_and_advice_and_a_skip_its_reason(project):
     result = run(project, "-rs", *named("leaky.py"), "-k", "causality or padding")
     result.assert_outcomes(failed=1, skipped=1, deselected=len(ORDER))
     output = result.stdout.str()
-    assert "✗ causality at blocks.0: outputs move by" in output
+    assert re.search(r"✗ causality .*\bblocks\.0: \w", output)
     assert "    → " in output
     assert "Traceback" not in output
     assert "pytest_plugin.py" not in output
@@ -252,7 +252,7 @@ def test_the_fixture_fails_with_the_report_unless_a_failure_is_allowed(project):
     found = {name.partition("::")[2]: outcome for name, outcome in outcomes(result).items()}
     assert found == {"test_sound": "PASSED", "test_leaky": "FAILED", "test_allowed": "PASSED"}
     output = result.stdout.str()
-    assert "✗ causality at blocks.0" in output
+    assert re.search(r"✗ causality .*\bblocks\.0\b", output)
     assert "pytest_plugin.py" not in output
 
 

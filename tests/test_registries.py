@@ -28,14 +28,14 @@ EVERY = [*VARIANTS, PROPERTIES, properties.PROPERTIES, EFFECTS, PLACES, CONFIGS,
 @each("registry", EVERY, ids=lambda registry: registry.kind)
 def test_a_name_is_taken_once_and_an_unknown_one_is_told(registry):
     name, part = next(iter(registry.items()))
-    with pytest.raises(UserError, match=f"the {registry.kind} name '{name}' is taken") as doubled:
+    with pytest.raises(UserError, match=f"{registry.kind} .*'{name}'") as doubled:
         registry[name] = object()
     registry[name] = part  # the same once more, as where two modules bind it
     assert registry[name] is part
     wrong = f"{name}x"
     with pytest.raises(UserError, match=f"^unknown {registry.kind} '{wrong}'") as unknown:
         registry[wrong]
-    assert f"did you mean '{name}'?" in str(unknown.value)
+    assert f"mean '{name}'?" in str(unknown.value)
     for other in registry:
         assert other in str(doubled.value)
         assert other in str(unknown.value)
@@ -44,12 +44,12 @@ def test_a_name_is_taken_once_and_an_unknown_one_is_told(registry):
 
 
 def test_a_class_whose_name_is_taken_is_refused():
-    with pytest.raises(UserError, match="'layernorm' is taken by LayerNorm;"):
+    with pytest.raises(UserError, match=r"'layernorm' .*LayerNorm"):
 
         class AgainNorm(LayerNorm, name="layernorm"):
             pass
 
-    with pytest.raises(UserError, match="'plain' is taken by PlainEmbedding;"):
+    with pytest.raises(UserError, match=r"'plain' .*PlainEmbedding"):
 
         class AgainEmbedding(PlainEmbedding, name="plain"):
             pass
@@ -57,7 +57,7 @@ def test_a_class_whose_name_is_taken_is_refused():
 
 def test_a_property_whose_name_is_taken_is_refused():
     own = PROPERTIES["causality"]
-    with pytest.raises(UserError, match="the property name 'causality' is taken"):
+    with pytest.raises(UserError, match=r"property .*'causality'"):
 
         @property_of("tokens")
         def causality(step):
@@ -68,9 +68,9 @@ def test_a_property_whose_name_is_taken_is_refused():
 
 def test_a_study_whose_name_is_taken_is_refused_and_an_unknown_one_is_told():
     taken = registered()[0].name
-    with pytest.raises(UserError, match=f"the study name '{taken}' is taken"):
+    with pytest.raises(UserError, match=f"study .*'{taken}'"):
         register(Study(taken, lambda subject: [], "cheap"))
-    with pytest.raises(UserError, match=f"unknown study '{taken}x', did you mean '{taken}'"):
+    with pytest.raises(UserError, match=f"study '{taken}x', .*'{taken}'"):
         studies_named([f"{taken}x"])
 
 

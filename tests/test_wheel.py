@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -43,7 +44,9 @@ def test_the_wheel_holds_the_package_and_the_kept_results_of_the_papers(unpacked
     for name in ("checks/properties.toml", "cli/SKILL.md", "report/check.schema.json"):
         assert (unpacked / "normlab" / name).is_file()
     (entries,) = unpacked.glob("*.dist-info/entry_points.txt")
-    assert "[pytest11]\nnormlab = normlab.pytest_plugin" in entries.read_text(encoding="utf-8")
+    points = ConfigParser()
+    points.read(entries, encoding="utf-8")
+    assert dict(points["pytest11"]) == {"normlab": "normlab.pytest_plugin"}
     assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"normlab"}
 
 

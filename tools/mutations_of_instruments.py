@@ -45,7 +45,7 @@ OF_CHECKS = (
         "a derivative in evaluation alone",
         "checks/gradients.py",
         {
-            "    trace = step.exact if step.moving else step.training\n    if _runs_without": (
+            "    trace = step.exact if step.running_statistics else step.training\n    if _runs_without": (
                 "    trace = step.exact\n    if _runs_without"
             )
         },
@@ -101,7 +101,7 @@ OF_TRACE = (
     Mutation(
         "rounding of float64 for a step in float32",
         "trace/whole_step.py",
-        {"if self.twice.exact and not self._comparison.narrowed:": "if not self._comparison.narrowed:"},
+        {"if self.two_runs.exact and not self._comparison.narrowed:": "if not self._comparison.narrowed:"},
         own=(
             "tests/checks/test_step.py::test_a_step_that_insists_on_its_precision_is_compared_up_to_its_rounding",
         ),
@@ -115,10 +115,16 @@ OF_TRACE = (
     Mutation(
         "a resumed schedule counted from 0",
         "trace/rates.py",
-        {"scheduler.last_epoch = start + i": "scheduler.last_epoch = i"},
+        {"_rates_by_closed_form(scheduler, closed, start)": "_rates_by_closed_form(scheduler, closed, 0)"},
         own=(
             "tests/checks/test_schedule.py::test_rates_far_ahead_of_a_resumed_schedule_are_counted_from_its_first_step",
         ),
+    ),
+    Mutation(
+        "a peak where a schedule was sampled",
+        "trace/rates.py",
+        {"with_peaks[peak] = rates_at(peak)": "pass"},
+        own=("tests/checks/test_schedule.py::test_a_narrow_peak_between_samples_is_found",),
     ),
     Mutation(
         "a level for each comparison",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
+from types import CellType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -24,7 +24,6 @@ from torch._functorch import eager_transforms as functorch_transforms
 from torch.nn.modules import module as module_of_modules
 from torch.nn.modules.batchnorm import _NormBase as BatchOrInstanceNorm
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout
-from torch.nn.utils import clip_grad
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
@@ -251,18 +250,29 @@ def runs_compiled(module: nn.Module) -> bool:
 
 # ----------------------------------------------------------------------------------- optimizers and schedules
 
-CLIP: Final[tuple[ModuleType, str]] = (clip_grad, "_clip_grads_with_norm_")
-"""The module, and the name in it, of what ``clip_grad_norm_`` ends in, and with it the ways to clip of most
-libraries. They have imported it by its name, so that replacing that would show nothing. Torch calls it as
-``(parameters, max_norm, total_norm, …)``. ``clip_grads_with_norm_`` is the same function under a public name:
-a script that calls it by that one is not seen.
-"""
-
 
 def clip_by_norm() -> Callable[..., Any]:
-    """Return what stands in that place now."""
-    owner, name = CLIP
-    return getattr(owner, name)
+    """Return what clips gradients by a norm, as ``replace_clip_by_norm`` has left it.
+
+    It is called as ``(parameters, max_norm, total_norm, …)``.
+    """
+    return place_of_clip().cell_contents
+
+
+def replace_clip_by_norm(clip: Callable[..., Any]) -> None:
+    """Let ``clip`` clip gradients by a norm, whoever asks for that, and under whatever name."""
+    place_of_clip().cell_contents = clip
+
+
+def place_of_clip() -> CellType:
+    """Return the cell that holds what ``clip_grads_with_norm_`` calls.
+
+    ``clip_grad_norm_`` ends in that function, and with it the ways to clip of most libraries. Whoever has
+    imported it by a name keeps it, so that another function under this name would not be called. What it
+    calls can be replaced: torch wraps it to switch gradients off, and the wrapper holds it in a cell.
+    """
+    wrapper: Any = nn.utils.clip_grads_with_norm_
+    return wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
 
 
 def forget_unscaled(scaler: torch.amp.GradScaler) -> None:

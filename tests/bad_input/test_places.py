@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
 from collections.abc import Generator
@@ -108,10 +109,12 @@ def test_no_output_replaces_an_input(run, tmp_path, capsys):
 
 
 def test_no_output_replaces_standard_input(run, tmp_path, capsys):
+    before = (tmp_path / "dev_src.txt").read_bytes()
     with (tmp_path / "dev_src.txt").open("rb") as text, kept(0):
         os.dup2(text.fileno(), 0)
         said = refused(["run", "translate", str(run), "--output", "dev_src.txt"], capsys)
-    assert "an input of this command" in said
+    assert re.search(r"dev_src\.txt .*\binput\b", said)
+    assert (tmp_path / "dev_src.txt").read_bytes() == before
 
 
 def test_a_page_goes_to_standard_output_by_its_path(run, capsys):
@@ -147,4 +150,5 @@ def test_a_pipe_in_a_run_folder_is_refused_and_holds_up_nobody(run, capsys, name
     else:
         assert main(command) == 2
         said = capsys.readouterr().err
-    assert f"{run / name} is a symlink, a pipe or a device" in said
+    assert f"{run / name} " in said
+    assert "pipe" in said

@@ -30,7 +30,7 @@ def test_flat_json_has_the_innermost_objects_on_a_line_each(tmp_path):
     write_json_atomic(tmp_path / "a.json", content, flat=True)
     text = (tmp_path / "a.json").read_text()
     assert read_json(tmp_path / "a.json") == content
-    assert '  { "a": "x\\n y", "b": [ 1, 2 ] }\n' in text
+    assert '  { "a": "x\\n y", "b": [ 1, 2 ] }' in text.splitlines()
     assert ' "n": 3\n' in text
 
 
@@ -39,11 +39,13 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     write_text_atomic(path, "old")
 
     def full(descriptor):
-        raise OSError("no space left on device")
+        raise error
 
+    error = OSError("no space left on device")
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match=str(error)) as raised:
         write_text_atomic(path, "new")
+    assert raised.value is error
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -86,12 +88,9 @@ def test_json_is_strict_and_takes_dataclasses(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b'{"a": 1,\n}', "is not JSON: .* in line 2, column 1"),
-        (b'{"a": "\xff"}', "is not UTF-8 text: byte 7"),
-    ],
+    [(b'{"a": 1,\n}', "JSON: .* line 2, column 1"), (b'{"a": "\xff"}', "UTF-8 .*byte 7")],
 )
 def test_damaged_json_is_named(tmp_path, content, message):
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"a\.json {message}.*; mend or delete it"):
+    with pytest.raises(ValueError, match=rf"a\.json .*{message}"):
         read_json(tmp_path / "a.json")

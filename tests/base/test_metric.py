@@ -45,5 +45,5 @@ def test_a_metric_is_found_by_its_name():
     assert metric_named("nll", (SCORE, NLL), "it") == NLL
     assert selection_metric((SCORE, NLL), "") == SCORE
     assert selection_metric((SCORE, NLL), "nll") == NLL
-    with pytest.raises(UserError, match="did you mean 'score'"):
+    with pytest.raises(UserError, match="mean 'score'"):
         metric_named("scores", (SCORE, NLL), "the task it")

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from cases import each
-from normlab.base.units import duration, p_value, perplexity, rate, steps_named, told_apart
+from normlab.base.units import duration, p_value, perplexity, rate, short_rate, steps_named, told_apart
 
 
 @each(
@@ -37,11 +37,27 @@ def test_numbers_are_told_apart(pair, words):
 
 @each(
     ("lr", "typed"),
-    [(5e-4, "5e-4"), (1.5e-3, "1.5e-3"), (1e-3, "1e-3"), (0.1, "0.1"), (1, "1"), (3.1623e-4, "3.1623e-4")],
+    [
+        (5e-4, "5e-4"),
+        (1.5e-3, "1.5e-3"),
+        (1e-3, "1e-3"),
+        (0.1, "0.1"),
+        (1, "1"),
+        (3.1623e-4, "3.1623e-4"),
+        (0, "0"),
+    ],
 )
 def test_rate(lr, typed):
     assert rate(lr) == typed
     assert float(typed) == pytest.approx(lr, rel=1e-6)
+
+
+def test_a_rate_next_to_one_that_was_typed_is_short():
+    assert (short_rate(4.99875e-4, 3), short_rate(3.75e-4, 3), short_rate(1.414e-2)) == (
+        "5e-4",
+        "3.75e-4",
+        "1.4e-2",
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import normlab
 from normlab.checks.report import Report
 from normlab.setups.setup import Setup
 from normlab.trace.step_under_test import StepUnderTest
-from normlab.trace.trace import Trace, runs
+from normlab.trace.trace import Trace
 
 from .tiny import DIM, ROWS, VOCAB, Block, Decoder, first, groups, loss_of, report_of, tokens
 
@@ -143,18 +143,6 @@ def test_outputs_are_those_of_the_outermost_calls():
     assert outermost == ["model.embed", *(f"model.blocks.{i}" for i in range(4)), "model.norm", "model.head"]
 
 
-def test_a_model_runs_if_modules_or_parameters_of_it_are_used():
-    class Held(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Parameter(torch.randn(VOCAB, DIM))
-
-    other = Decoder(0.0)
-    assert runs(Trace(Held(), tokens(), lambda m, ids: F.embedding(ids, m.table).square().mean()))
-    assert runs(Trace(Training(), tokens(), stepped))
-    assert not runs(Trace(Decoder(0.0), tokens(), lambda m, ids: loss_of(other, ids)))
-
-
 def test_a_loss_of_another_model_is_no_failure():
     other = Decoder(0.0)
     step = StepUnderTest(Setup(Decoder(0.0), tokens(), lambda m, ids: loss_of(other, ids)))
@@ -182,7 +170,7 @@ def in_halves(divisor: int) -> Callable[..., None]:
 @pytest.mark.parametrize("divisor", [1, 2])
 def test_passes_of_a_part_are_counted(kind: type[Training], divisor: int):
     step = StepUnderTest(Setup(kind(), tokens(), stepped, optimizer=groups, step=in_halves(divisor)))
-    assert step.whole_step.twice[1].training == [True, True]
+    assert step.whole_step.two_runs.first.training == [True, True]
     report = report_of("step", model=kind(), loss=stepped, optimizer=groups, step=in_halves(divisor))
     assert report.ok == (divisor == 2)
 
@@ -224,9 +212,9 @@ def test_autocast_inside_of_a_call_is_seen(model: type[nn.Module]):
     step = StepUnderTest(
         Setup(model(), tokens(), stepped if model is CastsItself else loss_of, optimizer=groups, step=plain)
     )
-    assert step.whole_step.twice[1].cast is torch.bfloat16
+    assert step.whole_step.two_runs.first.cast is torch.bfloat16
 
 
 def test_a_step_without_autocast_has_none():
     step = StepUnderTest(Setup(Training(), tokens(), stepped, optimizer=groups, step=plain))
-    assert step.whole_step.twice[1].cast is None
+    assert step.whole_step.two_runs.first.cast is None

@@ -47,7 +47,7 @@ def test_a_step_is_asserted():
     with pytest.raises(AssertionError, match="optimizer_coverage at"):
         assert_step(setup.model, setup.batch, loss=setup.loss, budget_s=5, declare=setup.declare,
                     optimizer=lambda model: normlab_sgd())  # fmt: skip
-    with pytest.raises(normlab.setups.setup.UserError, match="did you mean 'rows'"):
+    with pytest.raises(normlab.setups.setup.UserError, match="mean 'rows'"):
         assert_step(setup, allow=["row"])
 
 

@@ -179,5 +179,5 @@ def test_a_step_that_normalises_after_the_optimizer_repeats():
 def test_a_step_under_test_knows_the_modes():
     step = StepUnderTest(Setup(drawn(Shrinking), tokens(), loss=loss_of))
     assert len(step.on_whole_batch.rewritten) == 24
-    assert step.rewritten[False] == {}
-    assert len(step.rewritten[True]) == 24
+    assert step.forward_writes[False] == {}
+    assert len(step.forward_writes[True]) == 24

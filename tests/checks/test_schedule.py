@@ -353,6 +353,39 @@ def test_rates_far_ahead_of_a_resumed_schedule_are_counted_from_its_first_step()
     assert course.top == pytest.approx([1e-3 * (1 - (taken + i) / planned) for i in course.steps])
 
 
+def many_groups(count: int) -> AdamW:
+    return AdamW([{"params": [nn.Parameter(torch.ones(1))], "lr": 1e-3 * (1 + i)} for i in range(count)])
+
+
+def course_of(optimizer: Optimizer, scheduler: Any, steps: int) -> Any:
+    model = nn.Linear(1, 1)
+    setup = Setup(model, torch.ones(1, 1), optimizer=optimizer, scheduler=scheduler, declare={"steps": steps})
+    with same_globals():
+        return rates_of(setup)
+
+
+@pytest.mark.parametrize("peak", [20_000, 30_007, 49_999])
+def test_a_narrow_peak_between_samples_is_found(peak: int):
+    optimizer = many_groups(40)
+    scheduler = LambdaLR(optimizer, lambda i: max(0.1, 1 - abs(i - peak) / 1_000))
+    course = course_of(optimizer, scheduler, 50_000)
+    assert course.peaks == pytest.approx([1e-3 * (1 + i) for i in range(40)], rel=1e-12)
+    assert course.first_rise.peaks == course.peaks
+    assert course.first_rise.steps == 1 + peak
+    assert course.steps == sorted(set(course.steps))
+
+
+def test_a_peak_of_the_past_between_samples_is_found():
+    optimizer, peak = many_groups(40), 333
+    scheduler = LambdaLR(optimizer, lambda i: max(0.1, 1 - abs(i - peak) / 20))
+    for _ in range(1_000):
+        optimizer.step()
+        scheduler.step()
+    course = course_of(optimizer, scheduler, 2_000).from_the_first
+    assert course.steps[course.top.index(max(course.top))] == peak
+    assert max(course.top) == pytest.approx(0.04)
+
+
 def test_a_schedule_that_the_step_leaves_alone_may_count_something_else():
     setup = resumed(with_schedule=False)
 

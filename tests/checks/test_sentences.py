@@ -56,12 +56,15 @@ def weighted(factors: Tensor) -> Any:
     return loss
 
 
+MADE_FOR_FLOAT32 = "the kernel of this layer is made for float32"
+
+
 class Narrow(Decoder):
     """Runs in the precision of its own buffer alone, and refuses any other."""
 
     def forward(self, ids: Tensor) -> Tensor:
         if self.embed.weight.dtype == torch.float64:
-            raise TypeError("the kernel of this layer is made for float32")
+            raise TypeError(MADE_FOR_FLOAT32)
         return super().forward(ids)
 
 
@@ -83,7 +86,7 @@ def test_weights_that_differ_are_printed_with_the_digits_that_differ(share: floa
 
 def test_a_model_without_float64_says_why():
     report = report_of("derivative", model=Narrow(0.0))
-    assert "the kernel of this layer is made for float32" in report.untestable["derivative"]
+    assert MADE_FOR_FLOAT32 in report.untestable["derivative"]
 
 
 class Jumps(Decoder):

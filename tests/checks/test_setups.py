@@ -83,11 +83,7 @@ def test_what_does_not_apply_is_said_so_without_a_budget_for_it():
     why = examine(step, properties()).untestable
     asked = ("overfit", "derivative", "dropout_repeats", "step", "compiled_equals_plain")
     # whether a backward pass runs anything again takes such a pass
-    assert {name for name in asked if "a budget of" in why[name]} == {
-        "overfit",
-        "derivative",
-        "dropout_repeats",
-    }
+    assert {name for name in asked if "budget" in why[name]} == {"overfit", "derivative", "dropout_repeats"}
 
 
 def test_no_pass_begins_after_the_budget_and_the_rest_is_untested():
@@ -105,12 +101,12 @@ def test_no_pass_begins_after_the_budget_and_the_rest_is_untested():
     report = examine(step, [Property("endless", "outputs", endless, passes=2), properties()[-1]])
     assert report.failures == ()
     assert report.untestable.keys() == {"endless", properties()[-1].name}
-    assert all("a budget of" in why for why in report.untestable.values())
+    assert all("budget" in why for why in report.untestable.values())
     assert sum(at > step.ends for at in begun) <= 1
 
 
 def test_a_budget_of_less_than_one_pass_is_refused_with_the_time_of_one():
-    with pytest.raises(UserError, match=r"one pass takes about [\d.e-]+ s.*budget_s=\d+"):
+    with pytest.raises(UserError, match=r"pass .*\d s.*budget_s=\d+"):
         normlab.check(Decoder(0.0), tokens(), loss=loss_of, optimizer=groups, budget_s=1e-3)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import SGD, AdamW, Optimizer
 
 from normlab.setups.setup import Setup
@@ -26,12 +26,21 @@ def with_step(train_step: StepFunction, *names: str, **setup: Any) -> Any:
     return report_of(*names, **{"model": model, "optimizer": groups(model), "step": train_step, **setup})
 
 
+def clip_by_norm_of_all(model: nn.Module, parts: Iterable[nn.Module]) -> None:
+    norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    for part in parts:
+        clip_grads_with_norm_(part.parameters(), 0.1, norm)
+
+
 def faulty(before: str = "", between: str = "", after: str = "", divisor: float = 2) -> StepFunction:
     """A step of two micro-batches with something done before, between and after its backward passes."""
     acts: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
         "zero": lambda m, o: o.zero_grad(),
         "step": lambda m, o: o.step(),
         "clip": lambda m, o: clip_grad_norm_(m.parameters(), 0.1),
+        "clip by known norm": lambda m, o: clip_by_norm_of_all(m, m.children()),
+        "clip at once by known norm": lambda m, o: clip_by_norm_of_all(m, [m]),
+        "clip blocks by known norm": lambda m, o: clip_by_norm_of_all(m, [m.blocks]),
         "clip blocks": lambda m, o: clip_grad_norm_(m.blocks.parameters(), 0.1),
         "unscale": lambda m, o: [p.grad.div_(8) for p in m.parameters() if p.grad is not None],
         "eval": lambda m, o: m.eval(),
@@ -52,10 +61,10 @@ def faulty(before: str = "", between: str = "", after: str = "", divisor: float 
 
 
 class KeepsWhatItSaw:
-    """A sound step of one backward pass, whose object holds a loss and a batch of its own."""
+    """A sound step of one backward pass, whose object uses names of a recorded step for what is its own."""
 
     def __init__(self) -> None:
-        self.loss, self.batch = 0.0, None
+        self.loss, self.batch, self.shorter = 0.0, None, True
 
     def __call__(self, model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         model.train()
@@ -70,6 +79,21 @@ def test_what_a_step_of_the_users_holds_is_the_users():
     report = with_step(KeepsWhatItSaw(), "step", "overfit")
     assert (report.failures, report.untestable) == ((), {})
     assert {"step", "overfit"} <= set(report.holds)
+
+
+class KeepsLosses(list[float]):
+    """A list of losses that takes steps: it is empty, and false in a condition, before the first."""
+
+    def __call__(self, model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
+        model.train()
+        loss = loss_of(model, ids)
+        loss.backward()  # on top of the gradients of the last step
+        optimizer.step()
+        self.append(float(loss))
+
+
+def test_a_step_that_is_an_empty_list_is_run():
+    assert first(with_step(KeepsLosses(), "step"))[0] == "step"
 
 
 def by_hand(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
@@ -124,11 +148,20 @@ def test_a_sound_step_sees_the_gradient_of_the_whole_batch(train_step: StepFunct
         faulty("zero,clip", "", "step", divisor=2),  # clipped before backward
         faulty("zero", "clip", "unscale,step", divisor=0.25),  # clipped before it is unscaled
         faulty("zero", "", "clip blocks,step"),  # a part is clipped
+        faulty("zero,clip by known norm", "", "step"),
+        faulty("zero", "", "clip blocks by known norm,step"),
         faulty("eval,zero", "", "step"),  # in evaluation mode
     ],
 )
 def test_a_faulty_step_is_named(train_step: StepFunction):
     assert first(with_step(train_step, "step", "repeats")) == ("step", "step")
+
+
+@pytest.mark.parametrize("clip", ["clip at once by known norm", "clip by known norm"])
+def test_gradients_may_be_clipped_by_a_norm_that_is_known(clip: str):
+    train_step = faulty("zero", "", f"{clip},step")
+    assert with_step(train_step, "step", declare={"max_grad_norm": 0.1}).holds == ("step",)
+    assert first(with_step(train_step, "step", declare={"max_grad_norm": 0.2})) == ("step", "step")
 
 
 def test_uneven_micro_batches_weigh_their_tokens_alike():

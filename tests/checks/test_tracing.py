@@ -105,7 +105,7 @@ def test_plain_values_are_those_of_json():
 
 
 def test_a_name_that_is_no_property_of_one_process_is_refused():
-    with pytest.raises(UserError, match="did you mean 'causality'"):
+    with pytest.raises(UserError, match="mean 'causality'"):
         traced("causalty", Decoder())
     with pytest.raises(UserError, match="ranks_data"):
         traced("ranks_data", Decoder())

@@ -60,6 +60,7 @@ def by_object(model: nn.Module) -> None:
 WRAPPERS = {f.__name__: f for f in (by_method, by_compile, by_object)}
 
 
+@pytest.mark.slow
 @each("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_a_wrapped_forward_changes_no_answer(wrap):
     torch.manual_seed(0)
@@ -99,6 +100,7 @@ OPAQUE = {f.__name__: f for f in (by_trainer, by_own_copying, by_loss)}
 """Ways of holding the original that no copy can change; each returns the loss."""
 
 
+@pytest.mark.slow
 @each("wrap", OPAQUE.values(), ids=OPAQUE)
 def test_what_is_not_proven_is_tested_in_place(wrap):
     torch.manual_seed(0)
@@ -180,6 +182,7 @@ class Asleep(Block):
         return x + self.scale * (super().forward(x) - x).roll(-1, 1)
 
 
+@pytest.mark.slow
 @each("wrap", OPAQUE.values(), ids=OPAQUE)
 @each("block", [Detached, Peeks, Asleep], ids=lambda cls: cls.__name__)
 def test_a_fault_is_found_in_place_as_in_a_copy(block, wrap):

@@ -138,7 +138,7 @@ def test_compare_trains_writes_the_page_and_prints_the_table(stand_in, tmp_path,
     assert order == sorted(order)
     assert all(said in printed for said in ("0 of 2", "30.0, 30.5"))
     assert "p = 0.042" in printed
-    assert "failed: r9: out of memory" in printed
+    assert COMPARISON.failed[0] in printed
     assert f"page: {tmp_path}/comparison.html" in printed
 
 
@@ -179,10 +179,11 @@ def test_a_plan_says_what_how_long_and_what_it_will_tell(stand_in, capsys, tmp_p
     assert main(["compare", "--plan", "--jobs", "2", "--precision", "fp32", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "to train" in printed
-    assert "2 runs with the reported seeds" in printed
+    assert f"{plan.seed_runs} runs" in printed
     assert "4.4 BLEU" in printed
-    assert "By three recipes" in printed
-    assert "50 ms a step, 30 s a run, about 1 min 15 s in all with 2 at a time" in printed
+    assert plan.basis in printed
+    for time in ("50 ms", "30 s", "1 min 15 s"):
+        assert time in printed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -195,10 +196,12 @@ def test_train_prints_the_outcome_and_where_it_is(stand_in, run, capsys):
     given = ["--recipe", "pre", "--lr", "2e-3", "--precision", "fp32", "--out", str(run.path.parent)]
     assert main(["train", *given]) == 0
     printed = capsys.readouterr().out
-    assert "trained at step 2000: NLL 1.2" in printed
-    assert "best checkpoint: step 1500, dev BLEU 31.2" in printed
-    assert "test BLEU 30.5, chrF 55.0, tokenised BLEU 31.0" in printed
-    assert str(run.path) in printed
+    assert printed.splitlines() == [
+        "trained at step 2000: NLL 1.2 nats per token",
+        "best checkpoint: step 1500, dev BLEU 31.2",
+        "test BLEU 30.5, chrF 55.0, tokenised BLEU 31.0",
+        f"1 min 30 s of training; run folder: {run.path}",
+    ]
 
 
 def test_runs_says_which_are_stale(run, capsys):
@@ -208,7 +211,7 @@ def test_runs_says_which_are_stale(run, capsys):
     assert main(["run", "list", "--runs", str(run.path.parent)]) == 0
     printed = capsys.readouterr().out
     assert "trained, stale" in printed
-    assert "stale: made by older code" in printed
+    assert "\nstale: " in printed
 
 
 @pytest.mark.parametrize("width", [30, 50, 80, 200])
@@ -223,7 +226,7 @@ def test_a_narrow_terminal_cuts_nothing_off(width, capsys, monkeypatch):
     assert name in names
     for score in ("28.0", "29.0", "30.0"):
         assert score in printed
-    assert ("time a run" in printed) == (width == 200)
+    assert ("time" in printed) == (width == 200)
     assert width < 80 or f"{name} " in printed
     assert max(map(len, printed.splitlines())) <= width
 
@@ -336,13 +339,13 @@ def test_what_was_forced_is_marked_and_said(run, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "trained, forced" not in printed
     assert "waiting, forced" in printed
-    assert "forced: deepnorm+smallinit: it is a gain on Xavier" in printed
+    assert f"\nforced: {forced.recipe}: {forced.forced}\n" in printed
     marked = replace(recipe("mix", 29.0), forced="nobody defines it")
     print_comparison(replace(COMPARISON, recipes=(*COMPARISON.recipes, marked)))
     printed = capsys.readouterr().out
     assert "mix (forced)" in printed
     assert printed.count("(forced)") == 1
-    assert "forced: mix: nobody defines it" in printed
+    assert f"\nforced: {marked.name}: {marked.forced}\n" in printed
 
 
 @pytest.fixture(params=[80, 120, 160, 200])
@@ -371,19 +374,19 @@ def test_recipes_of_one_axis(capsys):
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
     assert names == ["noheadgain", "headgain"]
     assert main(["recipes", "--axis", "placemnt"]) == 2
-    assert "did you mean 'placement'" in capsys.readouterr().err
+    assert "mean 'placement'" in capsys.readouterr().err
 
 
 def test_a_recipe_is_explained(width, capsys):
     assert main(["recipes", "deepnorm", "pre+rope", "--config", "multi30k_small"]) == 0
     printed = capsys.readouterr().out
     together = " ".join(printed.split())
-    assert "DeepNorm: x ← LN(α x + f(x))" in together
-    assert "linear, no warm-up" in together
+    assert "x ← LN(α x + f(x))" in together
+    assert "no warm-up" in together
     assert "3+3 layers, width 128" in together
     assert together.index("RoPE") > together.index("DeepNorm")
     assert max(map(cell_len, printed.splitlines())) <= width
     assert main(["recipes", "fixup"]) == 2
     assert "type fixup+untied" in capsys.readouterr().err
     assert main(["recipes", "fixup", "--force"]) == 0
-    assert "a tied embedding" in " ".join(capsys.readouterr().out.split())
+    assert "tied embedding" in " ".join(capsys.readouterr().out.split())

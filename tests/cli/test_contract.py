@@ -264,5 +264,5 @@ def test_the_skill_is_short_and_names_commands_that_exist(capsys):
 
 
 def test_a_property_that_does_not_exist_cannot_be_allowed():
-    with pytest.raises(UserError, match="did you mean 'rows'"):
+    with pytest.raises(UserError, match="mean 'rows'"):
         normlab.check(torch.nn.Linear(2, 2), torch.ones(1, 2), allow=["row"])

@@ -1,6 +1,7 @@
 """Models and batches that cannot be diagnosed: the same sentence at the prompt and from Python."""
 
 import importlib
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -191,8 +192,8 @@ def test_a_preset_that_there_is_not(theirs, capsys):
     assert stopped.value.code == 2
     told = capsys.readouterr()
     words = " ".join((told.out + told.err).replace("│", " ").split())
-    assert "invalid choice 'quick' for argument '--preset'. Expected one of ('cheap'" in words
-    with pytest.raises(ValueError, match=r"^there is no preset 'quick'; there are cheap, standard, full$"):
+    assert re.search(r"'quick' .*'--preset'.*'cheap'", words)
+    with pytest.raises(ValueError, match=r"'quick'; .*\bcheap, .*full$"):
         normlab.diagnose(theirs.build(), theirs.batch(), loss=theirs.loss, preset="quick")
 
 
@@ -208,8 +209,10 @@ def test_a_model_compiled_by_torchscript_is_refused(theirs, compiled):
 
 def test_blocks_that_share_a_module_are_read(theirs):
     found = normlab.diagnose(theirs.one_inner(), theirs.batch(), loss=theirs.loss, preset="standard")
-    assert "blocks: 3 layers, 3 sublayers\n  3 x branch: post, after = norm(before + branch)" in str(
-        found.structure
-    )
+    (stack,) = found.structure.stacks
+    assert (stack.name, len(stack.sublayers)) == ("blocks", 3)
+    assert {(view.placement, view.relation) for view in stack.sublayers} == {
+        ("post", "after = norm(before + branch)")
+    }
     assert [f.sentence for f in found.findings if f.name == "not_done" and "KeyError" in f.sentence] == []
     assert len(found.tables["residual_dependency"]) == 3

@@ -65,4 +65,4 @@ def test_several_are_explained_and_programs_read_json(capsys):
 
 def test_a_near_miss_names_the_right_one(capsys):
     assert main(["explain", "causalty"]) == 2
-    assert "did you mean 'causality'" in capsys.readouterr().err
+    assert "mean 'causality'" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 """The flags are few, named like the configuration's fields, and frozen here on purpose."""
 
 import dataclasses
+import inspect
+import re
 from typing import Literal, get_type_hints
 
 import pytest
@@ -234,6 +236,7 @@ def test_a_flag_that_no_part_of_the_recipe_reads_is_named(capsys, recipe, flag, 
     assert capsys.readouterr().err == (note if owners else "")
 
 
+@pytest.mark.slow
 def test_a_comparison_names_what_none_of_its_recipes_reads(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "measure_side_by_side", lambda *asked: Seconds(1.0, 1.0, 100.0))
     asked = ["--out", str(tmp_path), "--plan", "--lrs", "1e-3", "--logit-cap", "30"]
@@ -253,7 +256,7 @@ def test_parts_name_only_fields_that_can_be_typed():
 def test_a_run_with_somebody_elses_placement_says_how_to_import_it(tmp_path):
     model = ModelConfig(encoder_placement="mine", decoder_placement="mine")
     file = RunFolder.create(tmp_path / "id", Config(model=model)).path / "config.json"
-    with pytest.raises(ValueError, match=r"unknown placement 'mine'.*add --import my_package\.my_module$"):
+    with pytest.raises(ValueError, match=r"'mine'.* --import my_package\.my_module$"):
         parse(TrainCommand, "--config", str(file)).resolved()
 
 
@@ -287,6 +290,6 @@ def test_a_new_option_is_one_field(capsys):
     with pytest.raises(SystemExit):
         tyro.cli(kind, args=["--help"], default=kind(""))
     said = " ".join(capsys.readouterr().out.split())
-    assert "A section of a configuration." in said
-    assert "--shown {,much} How much is shown. (default: '')" in said.replace("│ ", "")
+    assert inspect.getdoc(Section) in said
+    assert re.search(r"--shown \{,much\} [\w │]+\. \(default: ''\)", said)
     assert "hidden" not in said

@@ -90,10 +90,10 @@ def here(tmp_path, monkeypatch):
 def test_a_placement_of_ones_own_is_listed_trained_and_searched(here):
     listed = normlab("recipes", *OWN, cwd=here).stdout
     line = next(line for line in listed.splitlines() if line.startswith("  twolanes"))
-    assert "Two lanes: read LN(w₁ a + w₂ b), write a + f, w₃ b + f with a trained w" in line
+    assert "LN(w₁ a + w₂ b)" in line
     assert line.rstrip().endswith("Doe and Roe 2026, Section 2 (arXiv 2601.00001)")
     explained = normlab("recipes", RECIPE, *OWN, cwd=here).stdout
-    assert "Start w = (1/2, 1/2, 0.9)" in explained
+    assert "w = (1/2, 1/2, 0.9)" in explained
 
     train = ["train", "--recipe", RECIPE, "--lr", "3e-3", *TINY]
     refused = normlab(*train, cwd=here)
@@ -117,8 +117,8 @@ def test_a_placement_of_ones_own_is_listed_trained_and_searched(here):
     translate = ["run", "translate", run, "--beam", "3"]
     unknown = normlab(*translate, cwd=here, input=TEXT)
     assert unknown.returncode == 2
-    assert "unknown placement 'twolanes'" in unknown.stderr
-    assert "add --import my_package.my_module" in unknown.stderr
+    assert "'twolanes'" in unknown.stderr
+    assert "--import my_package.my_module" in unknown.stderr
     translated = normlab(*translate, *OWN, cwd=here, input=TEXT)
     assert translated.returncode == 0, translated.stderr
     assert translated.stdout.count("\n") == 2
@@ -139,4 +139,4 @@ def test_a_placement_of_ones_own_is_compared_in_worker_processes(here):
     assert [len(r["runs"]) for r in comparison["recipes"]] == [2, 2]
     assert comparison["recipes"][0]["explained"]["placement"].startswith("twolanes: Two lanes: read LN(w₁ a")
     assert "--import own.lanes" in comparison["command"]
-    assert "Two lanes: read LN" in (here / "runs" / "comparison.html").read_text()
+    assert "Two lanes: " in (here / "runs" / "comparison.html").read_text()

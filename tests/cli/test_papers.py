@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from dataclasses import replace
@@ -41,6 +42,9 @@ LARGE = replace(
         "gpu": Trainings(LAPTOP, {"post": {"recipe": "post", "optim.lr": 2e-3}}, 1, "It is large."),
     },
 )
+PROGRESS = "half of it"
+REASON = "nothing to measure on"
+"""What measuring says on the way, and why it fails."""
 BARE = Artefact("other.bare", "P", "Nothing.", {"a": 1.0})
 
 
@@ -56,11 +60,9 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
 
     def reproduce(artefact, root, say):
         calls.append((artefact.id, os.environ.get("NORMLAB_DATA"), root))
-        say("half of it")
+        say(PROGRESS)
         if artefact.id != ARTEFACT.id:
-            raise UserError(
-                f"{artefact.id} has no study yet" if not artefact.study else "nothing to measure on"
-            )
+            raise UserError(f"{artefact.id} has no study yet" if not artefact.study else REASON)
         return found(artefact)
 
     def each(artefacts, root, say, *, jobs, until):
@@ -108,7 +110,7 @@ def test_a_finding_is_shown_with_all_that_was_measured(capsys, name):
         assert piece.says in shown
     assert finding.because in shown
     assert finding.published in shown
-    assert "the runs that are missing: normlab papers reproduce L9" in shown
+    assert shown.endswith("papers reproduce L9\n")
 
 
 def test_json_has_every_finding_with_its_effects_and_regimes(capsys, monkeypatch, tmp_path):
@@ -136,7 +138,7 @@ def test_json_has_every_finding_with_its_effects_and_regimes(capsys, monkeypatch
 
 def test_an_unknown_one_is_one_sentence(capsys):
     assert main(["papers", "liu2020.fig33"]) == 2
-    assert "there is no artefact 'liu2020.fig33'; did you mean liu2020.fig3?" in capsys.readouterr().err
+    assert re.search(r"'liu2020\.fig33'.* liu2020\.fig3\?", capsys.readouterr().err)
 
 
 def test_one_is_shown_whole(measured, capsys, tmp_path):
@@ -145,7 +147,7 @@ def test_one_is_shown_whole(measured, capsys, tmp_path):
     said = capsys.readouterr().out
     assert said.startswith("example.change: measured\n")
     assert "1.01 [0.95, 1.07]" in said
-    assert "Sections 3 & 5 exchange their numbers." in said
+    assert PLAIN.discussion in said
     assert "cell 11" in said
     assert said.endswith("normlab papers reproduce example.change\n")
 
@@ -169,16 +171,21 @@ def test_json_says_everything(measured, capsys, tmp_path):
 def test_a_damaged_result_says_so(measured, capsys, tmp_path):
     path = write_reproduction(found(), tmp_path / "runs" / "papers")
     path.write_text("{")
+    assert main(["papers", "all", "--json"]) == 0
+    states = {one["id"]: one["state"] for one in json.loads(capsys.readouterr().out)["artefacts"]}
+    assert states[ARTEFACT.id] == "damaged"
     assert main(["papers", "all"]) == 0
-    assert "is not JSON" in capsys.readouterr().out
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(ARTEFACT.id)]
+    assert "damaged" in line
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_kept_shown_and_not_measured_twice(measured, capsys, tmp_path):
     command = ["papers", "reproduce", ARTEFACT.id, "--data", "texts"]
     assert main(command) == 0
     out, err = capsys.readouterr()
     assert "post_exponent: 1.01 [0.95, 1.07]" in out
-    assert "half of it" in err
+    assert PROGRESS in err
     folder = tmp_path / "runs" / "papers"
     assert {path.name for path in folder.iterdir()} == {
         "example.change.json",
@@ -201,9 +208,14 @@ def test_several_go_on_past_one_that_fails(measured, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stopped:
         main(["papers", "reproduce", FAILING.id, "example"])
     assert stopped.value.code == 1
-    err = capsys.readouterr().err
-    assert "normlab: nothing to measure on\n" in err
-    assert "normlab: 1 could not be measured: example.fails\n" in err
+    reason, counted = [
+        line.removeprefix("normlab: ")
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("normlab: ")
+    ]
+    assert reason == REASON
+    assert counted.split()[0] == "1"
+    assert counted.endswith(f": {FAILING.id}")
     assert [(id_, data) for id_, data, _ in measured] == [(FAILING.id, "given"), (ARTEFACT.id, "given")]
 
 
@@ -215,32 +227,34 @@ def test_debugging_shows_where_it_comes_from_and_goes_on(measured, capsys, monke
     assert [id_ for id_, _, _ in measured] == [ARTEFACT.id, FAILING.id]
 
 
+@pytest.mark.slow
 def test_those_without_a_study_are_left_out_of_several_and_refused_alone(measured, capsys):
     with pytest.raises(SystemExit):
         main(["papers", "reproduce", "all"])
     assert [id_ for id_, _, _ in measured] == [ARTEFACT.id, FAILING.id]
     with pytest.raises(SystemExit):
         main(["papers", "reproduce", BARE.id])
-    assert "other.bare has no study yet" in capsys.readouterr().err
+    assert BARE.id in capsys.readouterr().err
     assert main(["papers", "reproduce"]) == 2
-    assert "name an artefact, a paper or all, as in: normlab papers reproduce" in capsys.readouterr().err
+    assert "papers reproduce" in capsys.readouterr().err
     assert main(["papers", "reproduce", "other"]) == 2
-    assert "no artefact of other has a study yet; these have: example.change" in capsys.readouterr().err
+    assert re.search(r"\bother\b.* example\.change", capsys.readouterr().err)
 
 
 def test_a_scale_without_trainings_is_refused(capsys):
     assert main(["papers", "reproduce", "xiong2020.lemma1", "--scale", "paper"]) == 2
-    assert "--scale is paper" in (said := capsys.readouterr().err)
-    assert "it has none at all, leave --scale out" in said
+    assert re.search(r"--scale .*\bpaper\b.* xiong2020\.lemma1", capsys.readouterr().err)
     assert main(["papers", "reproduce", "xiong2020.fig2a", "--budget", "soon"]) == 2
-    assert "--budget is a time in hours, minutes or seconds, got 'soon'; type 2h" in capsys.readouterr().err
+    assert re.search(r"--budget .*'soon'.* 2h", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measured, capsys):
     main(["papers", "reproduce", ARTEFACT.id, "--budget", "0s"])
-    assert f"the budget is spent; not measured: {ARTEFACT.id}; the same command" in capsys.readouterr().out
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if ARTEFACT.id in line]
+    assert measured == []
     main(["papers", "reproduce", ARTEFACT.id, "--budget", "1h"])
-    assert "the budget is spent" not in capsys.readouterr().out
+    assert said not in capsys.readouterr().out
     assert [id_ for id_, *_ in measured] == [ARTEFACT.id]
 
 
@@ -250,6 +264,7 @@ def test_a_finding_stands_for_its_tables_and_figures(measured, capsys, monkeypat
     assert [id_ for id_, *_ in measured] == [PLAIN.id]
 
 
+@pytest.mark.slow
 def test_the_runs_that_were_planned_for_a_finding_are_trained_once(measured, capsys, monkeypatch, tmp_path):
     regime = tmp_path / "runs/toy/regime.toml"
     regime.parent.mkdir(parents=True)
@@ -260,14 +275,14 @@ def test_the_runs_that_were_planned_for_a_finding_are_trained_once(measured, cap
     monkeypatch.setattr(papers, "ARTEFACTS", {"xiong2020.fig2a": PLAIN})
     command = ["papers", "reproduce", "X2"]
     main([*command, "--budget", "0s"])
-    assert "toy: 2 of 2 runs left; the same command trains them" in capsys.readouterr().out
+    assert "toy: 2 of 2 " in capsys.readouterr().out
     main(command)
-    assert "toy: 0 of 2 runs left\n" in capsys.readouterr().out
+    assert "toy: 0 of 2 " in capsys.readouterr().out
     rows = list(kept(regime.with_name(RUNS_FILE)).values())
     assert [(row["cell"], row["seed"]) for row in rows] == [("post", 5), ("pre", 5)]
     monkeypatch.setattr("normlab.papers.experiments.train", None)
     main(command)
-    assert "toy: 0 of 2 runs left\n" in capsys.readouterr().out
+    assert "toy: 0 of 2 " in capsys.readouterr().out
 
 
 def test_the_planned_runs_of_a_finding_are_those_of_the_regimes_that_it_names():
@@ -283,8 +298,8 @@ def test_results_that_disagree_about_a_run_are_named(measured, capsys, monkeypat
         write_reproduction(replace(found(artefact), tables={"runs": rows}), tmp_path / "runs" / "papers")
     assert main(["papers", "all"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "example.one and example.two disagree about run 0123abcd4567, bleu: 20.25 and 21.5." in said
-    assert "normlab papers reproduce example.one example.two --again" in said
+    for named in ("0123abcd4567", "bleu", "20.25", "21.5", "example.one example.two --again"):
+        assert named in said
 
 
 def test_what_is_missing_is_said_once_for_the_artefacts_that_lack_it(capsys, monkeypatch, tmp_path):
@@ -304,7 +319,7 @@ def test_what_is_missing_is_said_once_for_the_artefacts_that_lack_it(capsys, mon
         )
     err = capsys.readouterr().err
     assert err.count("iwslt14.de-en lacks train.de") == 1
-    assert "normlab: xiong2020.fig2a, xiong2020.fig6: the paper scale trains on IWSLT'14 De-En" in err
+    assert "normlab: xiong2020.fig2a, xiong2020.fig6: " in err
 
 
 @pytest.mark.slow
@@ -316,8 +331,7 @@ def test_an_accelerator_that_is_not_there_is_refused_before_a_run_begins(
     trained = replace(LARGE, trainings={"gpu": LARGE.trainings["laptop"]})
     monkeypatch.setitem(papers.ARTEFACTS, LARGE.id, trained)
     assert main(["papers", "reproduce", LARGE.id, "--scale", "gpu", "--runs", str(tmp_path), *given]) == 2
-    assert "1 run of the gpu scale would be trained on cuda" in (said := capsys.readouterr().err)
-    assert "type --device cpu" in said
+    assert re.search(r"\bcuda\b.* --device cpu", capsys.readouterr().err)
     assert not list(tmp_path.glob("*/status.json"))
 
 
@@ -328,12 +342,12 @@ def test_a_result_of_another_scale_is_listed_shown_and_named(measured, capsys, m
     assert main(["papers", LARGE.id]) == 0
     said = capsys.readouterr().out
     assert said.startswith("example.large: not run\n")
-    assert "The laptop scale: It is small." in said
-    assert "at the gpu scale: normlab papers show example.large --scale gpu" in said
+    assert LARGE.trainings["laptop"].differs in said
+    assert "show example.large --scale gpu\n" in said
     assert main(["papers", LARGE.id, "--scale", "gpu"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("example.large: 0 runs so far\n")
-    assert "The gpu scale: It is large." in said
+    assert LARGE.trainings["gpu"].differs in said
     assert said.endswith("normlab papers reproduce example.large --scale gpu\n")
     assert main(["papers", "--scale", "gpu", "--json"]) == 0
     plain = {one["id"]: one for one in json.loads(capsys.readouterr().out)["artefacts"]}

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -135,7 +136,7 @@ def test_log_lines_come_only_with_news(folders):
         folders[0].append_metrics(dev(60, 25.0))
         progress.watch(folders)
     assert "\x1b" not in first
-    assert "pre+rmsnorm · 2e-3 · seed 1 [stuck]: step 50/100" in first
+    assert re.search(r"pre\+rmsnorm .*\b2e-3 .*\[stuck\].* 50/100", first)
     assert first.count("\n") == 2
     assert out.getvalue().removeprefix(first).count("best BLEU 25.0") == 1
 
@@ -147,9 +148,9 @@ def test_a_terminal_shows_one_row_a_run_and_as_many_as_fit(folders):
     with progress:
         progress.watch(folders)
     shown = out.getvalue()
-    assert "pre+rmsnorm · 1e-3 · seed 1" in shown
+    assert re.search(r"pre\+rmsnorm .*\b1e-3 ", shown)
     assert "stuck" in shown
-    assert "3 runs: 1 running, 1 stuck, 1 waiting" in shown
+    assert re.search(r"\b3 runs: 1 running, 1 stuck, 1 waiting", shown)
     assert progress.table(height=1).row_count == 1
 
 
@@ -161,7 +162,7 @@ def test_the_phase_is_shown_with_its_progress(folders, monkeypatch):
         progress.watch(folders)
         folders[0].set_status(Status("running", step=100, phase="translating", phase_done=0.42))
         progress.watch(folders)
-    assert "pre+rmsnorm · 1e-3 · seed 1 [translating 42%]: step 50/100" in out.getvalue()
+    assert re.search(r"pre\+rmsnorm .*\b1e-3 .*\[translating 42%\].* 50/100", out.getvalue())
     column = progress.table(5).columns[1]
     assert next(str(cell) for cell in column.cells) == "translating 42%"
 

@@ -120,7 +120,7 @@ def test_a_stop_saves_the_runs_on_every_node_and_they_go_on_here(second_node, tm
     process.send_signal(signal.SIGTERM)
     _, noise = process.communicate()
     assert process.returncode == 130, noise
-    assert "the same command continues it" in noise
+    assert "same command" in noise
     states = [(run.status().state, (run.last / "state.json").exists()) for run in Runs(tmp_path / "runs")]
     assert states == [("interrupted", True)] * 2
     steps = {run.path: run.status().step for run in Runs(tmp_path / "runs")}
@@ -139,5 +139,5 @@ def test_an_address_without_a_cluster_is_refused(tmp_path, loopback):
     refused = normlab("compare", *TINY, "--on", "ray", cwd=tmp_path, env=environment)
     assert refused.returncode == 2
     assert "127.0.0.1:1" in refused.stderr
-    assert "ray start --head" in refused.stderr
+    assert "start --head" in refused.stderr
     assert "Traceback" not in refused.stderr

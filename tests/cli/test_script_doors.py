@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from cases import each
 from normlab.cli.main import main
+from normlab.cli.watch import _warnings_as_sentences
+from normlab.watching.watcher import WatchWarning
 from setups.doors import SCRIPTS, hashes
 
 
@@ -53,6 +56,7 @@ def test_diagnose(folder, capsys, tmp_path_factory):
     assert hashes(folder) == before
 
 
+@pytest.mark.slow
 def test_transfer(folder, capsys):
     before = hashes(folder)
     typed = ["--widths", "8", "16", "--steps", "16", "--seeds", "2", "--rates", *map(str, RATES), "--json"]
@@ -69,6 +73,7 @@ def test_transfer(folder, capsys):
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
 
 
+@pytest.mark.slow
 def test_transfer_over_depths(folder, capsys):
     typed = ["--depths", "1", "2", "--steps", "16", "--seeds", "2", "--rates", *map(str, RATES), "--json"]
     script = ["--", "--depth", "{depth}", "--seed", "{seed}"]
@@ -99,6 +104,15 @@ def test_watch_of_a_module(folder, capsys):
     assert (folder / "watch" / "watch.html").is_file()
 
 
+def test_a_warning_of_the_watch_is_printed_as_its_sentence():
+    place = ("watcher.py", 12, "warnings.warn(sentence)")
+    with _warnings_as_sentences():
+        assert (
+            warnings.formatwarning(WatchWarning("the loss rises"), WatchWarning, *place) == "the loss rises\n"
+        )
+        assert "watcher.py" in warnings.formatwarning(UserWarning("other"), UserWarning, *place)
+
+
 def test_watch_ends_with_what_went_wrong_first(folder, capsys):
     file = folder / "door_sized.py"
     file.write_text(file.read_text().replace("lr=3e-3", "lr=1e30"))
@@ -115,7 +129,7 @@ def test_watch_writes_the_page_of_a_script_that_raises(folder, capsys):
     assert main(["watch", "door_sized.py", "--", "--fail-at", "4"]) == 2
     said = capsys.readouterr()
     assert "page: watch/watch.html" in said.out
-    assert "no more text" in said.err
+    assert "ValueError" in said.err
 
 
 REFUSED = {
@@ -144,6 +158,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @each("arguments, words", REFUSED.values(), ids=REFUSED)
 def test_what_is_typed_wrongly_is_named(arguments, words, folder, capsys):
     assert main(arguments) == 2

@@ -23,6 +23,7 @@ from normlab.nn.norm import Derf, DyT
 every_variant = each("config", VARIANTS, ids=label)
 
 
+@pytest.mark.slow
 @every_variant
 def test_a_row_of_padding_alone_adds_nothing_to_loss_and_gradients(config):
     model = perturbed(config)

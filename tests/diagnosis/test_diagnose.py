@@ -80,7 +80,7 @@ def test_facts_are_those_of_the_model(seen):
     parameters = sum(p.numel() for p in model.parameters())
     assert seen.facts["parameters"] == f"{parameters:,}"
     assert seen.facts["batch"] == "4×6, 4×5"
-    assert (seen.facts["optimizer"], seen.facts["device"]) == ("Adam, lr 0.001", "cpu")
+    assert (seen.facts["optimizer"], seen.facts["device"]) == ("Adam, lr 1e-3", "cpu")
 
 
 def test_all_of_it_can_be_written_as_json(seen):
@@ -153,7 +153,7 @@ def test_the_optimizer_that_is_given_is_used():
     square(model, X).backward()
     adam.step()
     amid = diagnose(model, X, loss=square, optimizer=adam, preset="cheap")
-    assert amid.facts["optimizer"] == "Adam during its training, lr 0.01"
+    assert amid.facts["optimizer"] == "Adam during its training, lr 1e-2"
 
 
 @pytest.mark.parametrize("made", [False, True])
@@ -320,7 +320,7 @@ def test_a_sum_of_streams_before_the_last_norm_is_no_norm():
 def test_a_model_whose_every_layer_is_in_a_plain_list_is_told_so():
     model = Hidden(0)
     model.head = nn.Identity()
-    with pytest.raises(UserError, match="blocks holds 4 x PostNorm"):
+    with pytest.raises(UserError, match=r"\bblocks .*PostNorm"):
         diagnose(model, X, loss=square)
 
 
@@ -335,7 +335,7 @@ def test_layers_of_parameters_alone_are_pointed_out():
                 x = x + nn.functional.linear(nn.functional.rms_norm(x, (16,)), w)
             return x
 
-    with pytest.raises(UserError, match="matrices in weights"):
+    with pytest.raises(UserError, match=r"\bweights\b"):
         diagnose(Functions(), X, loss=square)
 
 
@@ -377,7 +377,7 @@ def test_what_cannot_be_diagnosed_is_said_with_what_to_do(model, batch, loss, na
 
 
 def test_a_preset_that_there_is_not():
-    with pytest.raises(ValueError, match=r"'quick'.*cheap, standard, full"):
+    with pytest.raises(ValueError, match=r"'quick'.*cheap, .*full"):
         diagnose(tower(), X, loss=square, preset="quick")
 
 
@@ -389,7 +389,7 @@ def test_a_wrapper_is_looked_through():
 
 
 def test_a_model_without_a_stream_and_a_loss_that_is_not_finite_are_refused():
-    with pytest.raises(UserError, match=r"no residual stream.*blocks="):
+    with pytest.raises(UserError, match=r"\bstream\b.*blocks="):
         diagnose(nn.Sequential(nn.Linear(16, 16)), X, loss=square, lr=1e-3)
     with pytest.raises(UserError, match="nan"):
         diagnose(tower(), X, loss=lambda m, b: square(m, b) * float("nan"))
@@ -412,8 +412,8 @@ def test_a_setup_is_diagnosed_as_its_parts_are():
 
 def test_a_setup_without_an_optimizer_is_stepped_at_its_rate():
     setup = Setup(tower(), X, loss=square, lr=3e-4)
-    assert diagnose(setup, preset="cheap").facts["optimizer"] == "Adam, lr 0.0003"
-    assert diagnose(setup, lr=1e-2, preset="cheap").facts["optimizer"] == "Adam, lr 0.01"
+    assert diagnose(setup, preset="cheap").facts["optimizer"] == "Adam, lr 3e-4"
+    assert diagnose(setup, lr=1e-2, preset="cheap").facts["optimizer"] == "Adam, lr 1e-2"
 
 
 @pytest.mark.parametrize(

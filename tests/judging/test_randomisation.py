@@ -90,7 +90,7 @@ def test_corner_cases_of_smoothing_and_brevity(hypothesis, reference):
 
 
 def test_statistics_of_texts_of_other_lengths_are_refused():
-    with pytest.raises(ValueError, match="2 translations but 3 references"):
+    with pytest.raises(ValueError, match=r"\b2 .*\b3\b"):
         sentence_statistics([["a", "b"]], ["a", "b", "c"])
 
 
@@ -162,5 +162,5 @@ def test_p_of_randomisation_is_about_uniform_where_nothing_differs():
 
 def test_only_as_many_of_one_as_of_the_other_are_exchanged():
     random = np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"^a has 1 seeds of 20 examples and b 2 of 20, but all outputs"):
+    with pytest.raises(ValueError, match=r"^a .*\b1 .*\bb 2 "):
         paired_randomisation(made_up(random, [0.5], 20), made_up(random, [0.5, 0.5], 20))

@@ -181,7 +181,7 @@ def test_a_seed_counts_once_and_a_decision_stands():
 
 @each("score", ["low", [3.0], {}])
 def test_what_is_no_score_is_refused(score):
-    with pytest.raises(UserError, match="must be a number"):
+    with pytest.raises(UserError, match="number"):
         normlab.Judge().add(1, 3.0, score)
 
 

@@ -165,9 +165,7 @@ NUMBERS = [
 @each(("section", "name"), NUMBERS, ids=[f"{s.__name__}.{name}" for s, name in NUMBERS])
 def test_every_number_has_a_range(section, name):
     for value in (-1, math.nan, "4"):
-        with pytest.raises(
-            UserError, match=rf"^{name} must be (at least|at most|above|below|finite|a number|a whole)"
-        ):
+        with pytest.raises(UserError, match=rf"^{name} must "):
             section(**{name: value})
 
 
@@ -205,7 +203,7 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(section, given, sentenc
 
 
 def test_the_digest_of_initial_weights_needs_their_run():
-    with pytest.raises(ValueError, match=r"init_digest is 'ab'.*init_from"):
+    with pytest.raises(ValueError, match=r"init_digest .*'ab'.*init_from"):
         TrainConfig(init_digest="ab")
     assert TrainConfig(init_from="runs/abc", init_digest="ab").init_digest == "ab"
 

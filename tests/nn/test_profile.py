@@ -184,21 +184,21 @@ def test_one_site_for_two_sublayers_is_refused():
     """Both would start as the first of a stack, and nothing would be summed."""
     site = next(stack_of(("ffn",), 2, 8))
     net = nn.Sequential(*(wrap(nn.Linear(8, 8), "admin", site) for _ in range(2)))
-    with pytest.raises(ValueError, match=r"^1 is at index 0 of its stack, and .* index 1 was due"):
+    with pytest.raises(ValueError, match=r"^1 .*\bindex 0\b.*\bindex 1\b"):
         admin_(net, torch.randn(2, 3, 8))
 
 
 def test_a_stack_with_another_placement_in_between_is_refused():
     places = list(stack_of(("mix", "ffn"), 2, 8))
     net = nn.Sequential(*(wrap(nn.Linear(8, 8), ("admin", "post")[s.index % 2], s) for s in places))
-    with pytest.raises(ValueError, match=r"^2 is at index 2 of its stack, and .* index 1 was due"):
+    with pytest.raises(ValueError, match=r"^2 .*\bindex 2\b.*\bindex 1\b"):
         admin_(net, torch.randn(2, 3, 8))
 
 
 def test_a_sublayer_that_does_not_run_is_named():
     net = OwnNetwork("admin")
     net.idle = wrap(nn.Linear(8, 8), "admin", next(stack_of(("ffn",), 1, 8)))
-    with pytest.raises(ValueError, match=r"did not run \['idle'\]"):
+    with pytest.raises(ValueError, match=r"\['idle'\]"):
         admin_(net, torch.randn(2, 3, 8))
     assert all((p == 1).all() for n, p in net.named_parameters() if n.endswith("omega"))
 

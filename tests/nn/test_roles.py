@@ -101,5 +101,5 @@ def test_an_outer_class_speaks_for_an_inner_one_and_torchs_own_classes_are_known
 
 def test_an_unknown_role_is_refused(monkeypatch):
     monkeypatch.setattr(Mixture, "parameter_roles", {"scale": "gain"})
-    with pytest.raises(UserError, match=r"^Mixture.parameter_roles has the role 'gain'.*scalar"):
+    with pytest.raises(UserError, match=r"^Mixture\.parameter_roles .*'gain'.*scalar"):
         parameter_roles(Mixture())

@@ -182,9 +182,7 @@ def test_anything_is_a_branch_and_gets_its_arguments():
     expected = x + f(nn.functional.layer_norm(x, (16,)), 2.0, shift=0.5)
     torch.testing.assert_close(sublayer(x, 2.0, shift=0.5), expected)
     assert sublayer.f is f
-    with pytest.raises(
-        ValueError, match=r"^unknown placement 'pri', did you mean 'pre'\? \(allowed: post, pre,"
-    ):
+    with pytest.raises(ValueError, match=r"placement 'pri', .*'pre'\? .*\bpost, pre,"):
         wrap(f, "pri", site)
 
 

@@ -174,9 +174,7 @@ def test_the_learning_rate_is_a_tensor_that_starts_at_zero(name):
 
 
 def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(
-        ValueError, match=r"^unknown optimizer 'adan', did you mean 'adam'\? \(allowed: adam, "
-    ):
+    with pytest.raises(ValueError, match=r"optimizer 'adan', .*'adam'\? .*\badam, "):
         build_optimizer(nn.Linear(1, 1), OptimConfig(optimiser="adan"))
 
 

@@ -152,7 +152,7 @@ def test_every_table_names_roles_and_rules_that_exist(model):
 
 
 def test_an_unknown_table_is_refused_with_the_nearest(model):
-    with pytest.raises(UserError, match=r"^unknown table of roles 'jordon', did you mean 'jordan'\?"):
+    with pytest.raises(UserError, match=r"\broles 'jordon', .*'jordan'\?"):
         build_optimizer(model, replace(ADAMW, roles="jordon"))
 
 

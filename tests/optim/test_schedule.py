@@ -193,7 +193,7 @@ def test_a_decay_before_the_peak_is_refused_with_the_way_out(name, decay_step, w
     with pytest.raises(
         ValueError,
         match=rf"'{name}' .*decay_step = {decay_step}, .* step {peak}"
-        r"; choose a later step: --decay-step 8000, or in Python OptimConfig\(decay_step=8000\)$",
+        r".*--decay-step 8000, .*OptimConfig\(decay_step=8000\)$",
     ):
         factors(name, [warmup + 1], decay_step=decay_step, warmup_steps=warmup)
 

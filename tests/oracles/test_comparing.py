@@ -35,7 +35,7 @@ def check(module: nn.Module) -> None:
 
 def test_errors_are_found_and_the_wrong_parameter_is_named():
     check(scattered(Scaled()))
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+    with pytest.raises(AssertionError, match="tolerance"):
         check(scattered(Scaled("value")))
     wrong = r"trained: parameters, our derivative, the oracle's: \[\('a', [^']+\)\]$"
     with pytest.raises(AssertionError, match=wrong):
@@ -53,7 +53,7 @@ def test_every_path_is_compared(monkeypatch, path):
             arrays["x"], None
         )
 
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+    with pytest.raises(AssertionError, match="tolerance"):
         compare(module, lambda: module(x[None], Context())[0], oracle, {"x": x})
 
 

@@ -117,9 +117,7 @@ def test_what_has_no_room_is_refused(least, longest):
     model = Bigrams(table(t2={3: 1.0}))
     model.position_encoding.longest = longest
     prefix = torch.full((1, 2 if least else MAX_LEN), 5)
-    with pytest.raises(
-        ValueError, match=r"min_length is \d+ and the longest prefix has \d+ tokens"
-    ) as refusal:
+    with pytest.raises(ValueError, match="min_length") as refusal:
         search(model, torch.tensor([[4, 3]]), Bounds(1.5, least, prefix))
     assert str(refusal.value) == (
         f"min_length is {least} and the longest prefix has {prefix.shape[1]} tokens, but an output has at "
@@ -161,7 +159,7 @@ def test_the_formulas_are_those_that_were_published():
     }
     for name in LENGTH_PENALTIES:
         assert DecodeConfig(length_penalty_formula=name).length_penalty_formula == name
-    with pytest.raises(ValueError, match="one of 'power' or 'gnmt', got 'google'"):
+    with pytest.raises(ValueError, match=r"'power' .*'gnmt', .*'google'"):
         DecodeConfig(length_penalty_formula="google")
 
 

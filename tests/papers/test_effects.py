@@ -198,7 +198,7 @@ def test_what_a_change_costs_one_side_over_what_it_costs_the_other():
     rows = regime(*(run(c, s, x) for s in (1, 2, 3) for c, x in cells.items()))
     sides = {"of": ["a, high rate", "a"], "over": ["b, high rate", "b"], "metric": "bleu"}
     assert effect("penalty_ratio", rows, **sides).value == pytest.approx(0.5)
-    with pytest.raises(UserError, match="a loses nothing to a, high rate at seed 1"):
+    with pytest.raises(UserError, match=r"\ba .*\ba, high rate\b.* 1"):
         effect("penalty_ratio", rows, **{**sides, "of": ["a", "a, high rate"]})
 
 
@@ -231,9 +231,9 @@ def test_a_study_s_table_is_read_by_seed():
     assert effect("exponent", rows, table="grads", y="grad", x="layer", of=post).value == pytest.approx(2.0)
     sides = {"of": {**post, "layer": 4}, "over": {"placement": "pre", "layer": 4}}
     assert effect("row_ratio", rows, table="grads", y="grad", **sides).value == pytest.approx(32.0)
-    with pytest.raises(UserError, match="has no rows"):
+    with pytest.raises(UserError, match="rows"):
         effect("exponent", rows, table="grads", y="grad", x="layer", of={"placement": "admin"})
-    with pytest.raises(UserError, match="did you mean 'grads'"):
+    with pytest.raises(UserError, match="'grads'"):
         effect("exponent", rows, table="grad", y="grad", x="layer", of=post)
 
 
@@ -283,7 +283,7 @@ def test_what_was_measured_on_trained_weights():
     both = {"of": "a", "measure": ["gradients", "mean_grad_l2"], "against": ["ffn ffn_out"]}
     ratio = effect("matrices_ratio", rows, **both, matrices=["ffn ffn_in"])
     assert (ratio.value, ratio.runs) == (pytest.approx(math.sqrt(0.1) * 4 ** (1 / 3)), 3)
-    with pytest.raises(UserError, match="did you mean 'ffn ffn_in'"):
+    with pytest.raises(UserError, match="'ffn ffn_in'"):
         effect("matrices_ratio", rows, **both, matrices=["ffn ffn_inn"])
     assert effect("own_share", rows, of="a", stack="decoder").value == pytest.approx(3.0)
     assert effect("own_share", rows, of="a", stack="decoder", step=0).value == pytest.approx(1.0)

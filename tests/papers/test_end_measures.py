@@ -75,6 +75,7 @@ def dev_tensors(task, first, count):
     ]
 
 
+@pytest.mark.slow
 def test_all_kept_weights_are_measured_in_their_order(runs):
     for folder in runs.values():
         entries = measure_run(folder, ["gradients", "dependency", "updates"])

@@ -31,5 +31,5 @@ def test_a_measure_outside_its_bounds_or_missing_does_not_hold():
 def test_an_entry_that_is_no_statement_is_refused(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text('[[exact]]\nsays = "a"\nwhere = "b"\nartefact = "c"\nmeasure = "d"\nbelow = 1\n')
-    with pytest.raises(ValueError, match="did you mean 'measures'"):
+    with pytest.raises(ValueError, match="mean 'measures'"):
         read_statements(file)

@@ -217,8 +217,8 @@ def test_a_bound_of_ones_own_and_what_is_left_out_need_a_reason():
     counting, left_out = (Evidence(one, None, Estimate(2, 1, 3, 4), "agrees", 0) for one in (bound, other))
     finding = Finding("Z1", "", "", "", "", "supported", "", (bound,), (other,))
     said = faults(Reviewed(finding, (counting,), (left_out,)))
-    assert sum("without saying where that is from" in one for one in said) == 2
-    assert sum("left out without a reason" in one for one in said) == 1
+    assert sum("without saying" in one for one in said) == 2
+    assert sum("left out" in one for one in said) == 1
 
 
 def test_an_estimate_grows_with_the_rows_and_counts_when_all_are_there(results):

@@ -50,5 +50,5 @@ def test_the_page_names_the_hardware_and_the_time_of_a_step():
     (hardware,) = {run["hardware"] for run in RUNS}
     milliseconds = [10 * round(100 * run["seconds"] / run["step"]) for run in RUNS]
     page = " ".join((ROOT / "docs/pilots.md").read_text(encoding="utf-8").split())
-    assert f"a step took {ends(milliseconds, 'd')} ms" in page
-    assert f"on one {hardware.partition('+')[0]}" in page
+    assert f"took {ends(milliseconds, 'd')} ms" in page
+    assert f"one {hardware.partition('+')[0]}" in page

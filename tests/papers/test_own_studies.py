@@ -100,7 +100,7 @@ def test_findings_find_their_measures_and_drawings_their_columns(artefact, root,
 
 
 def test_what_has_no_study_says_so(root):
-    with pytest.raises(ValueError, match=f"{BARE.id} has no study yet"):
+    with pytest.raises(ValueError, match=BARE.id):
         reproduce(BARE, root)
 
 
@@ -155,7 +155,7 @@ def test_several_are_measured_side_by_side_and_timings_come_last_and_alone(tmp_p
             found.append((artefact.id, bool(measure().measures)))
         else:
             failed.append(artefact.id)
-            with pytest.raises(ValueError, match="has no study yet"):
+            with pytest.raises(ValueError, match=BARE.id):
                 measure()
     assert sorted(found[:-1]) == sorted((i, True) for i in quick)
     assert found[-1] == ("timed", True)

@@ -81,20 +81,17 @@ def test_artefacts_are_found_by_id_key_and_all():
     assert chosen(["all"]) == list(ARTEFACTS.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("liu2020.fig44", "did you mean liu2020.fig4?"), ("###", "normlab papers lists all of them")],
-)
+@pytest.mark.parametrize(("name", "hint"), [("liu2020.fig44", "liu2020.fig4?"), ("###", "normlab papers")])
 def test_an_unknown_one_names_the_nearest(name, hint):
     for look in (find_artefact, lambda one: chosen([one])):
-        with pytest.raises(ValueError, match="there is no artefact") as refused:
+        with pytest.raises(ValueError, match=f"'{name}'") as refused:
             look(name)
         assert hint in str(refused.value)
-    with pytest.raises(ValueError, match="did you mean liu2020"):
+    with pytest.raises(ValueError, match=r"mean liu2020\b"):
         chosen(["liu202"])
 
 
 def test_a_table_leaves_empty_cells_out_and_refuses_a_short_row():
     assert PrintedTable(("a", "b"), {"x": (1, "")}, c=2) == {"a x": 1, "c": 2}
-    with pytest.raises(ValueError, match="row 'x' has 1 cells for 2 columns"):
+    with pytest.raises(ValueError, match=r"'x' .*\b1\b.*\b2\b"):
         PrintedTable(("a", "b"), {"x": (1,)})

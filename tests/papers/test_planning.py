@@ -1,5 +1,6 @@
 """Plans of trainings: each distinct run once, the most informative first, and none twice."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -83,9 +84,9 @@ def test_some_seeds_are_enough_where_the_trainings_say_so(tmp_path):
 
 
 def test_the_cell_that_cannot_be_built_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"p.wrong, odd: .*pots.*did you mean 'post'"):
+    with pytest.raises(UserError, match=r"p\.wrong, odd: .*pots.*'post'"):
         plan([artefact("wrong", {"odd": {"recipe": "pots"}})], tmp_path)
-    with pytest.raises(UserError, match=r"has no 'optim\.rate'"):
+    with pytest.raises(UserError, match=r"'optim\.rate'"):
         changed(BASE, {"optim.rate": 1.0})
 
 
@@ -148,5 +149,5 @@ def test_durations(text, seconds):
 
 @each("text", ["2", "h", "2 hours", "1..5h", "-2h", "2h x", ".h"])
 def test_what_is_no_duration_is_refused(text):
-    with pytest.raises(UserError, match="--budget is a time in hours, minutes or seconds, got"):
+    with pytest.raises(UserError, match=re.escape(repr(text))):
         seconds_of(text, "--budget")

@@ -113,10 +113,10 @@ def test_every_regime_can_be_read_and_says_what_it_is(name):
 
 
 def test_what_is_not_there_is_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="there are no results nothing below"):
+    with pytest.raises(UserError, match=r"\bnothing\b"):
         read_source("nothing", (tmp_path,))
-    with pytest.raises(UserError, match="did you mean 'multi30k'"):
+    with pytest.raises(UserError, match="'multi30k'"):
         BOOK.regime("multi30")
     (tmp_path / "regimes.toml").write_text('[settings]\n[regimes.a]\non = "b"\nsources = ["c"]\nsays = "d"\n')
-    with pytest.raises(UserError, match="there is no setting 'b'"):
+    with pytest.raises(UserError, match="setting 'b'"):
         read_book(tmp_path / "regimes.toml")

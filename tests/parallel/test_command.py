@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 
 import jsonschema
@@ -33,12 +34,12 @@ def test_json_follows_the_contract(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("source", ["train.py:setup", "hf:folder", "somewhere"])
 def test_anything_but_a_script_is_refused(source, capsys):
     assert main(["check", source, "--ranks", "2"]) == 2
-    assert "--ranks needs a script" in capsys.readouterr().err
+    assert "--ranks" in capsys.readouterr().err
 
 
 def test_flags_that_would_be_ignored_are_refused(capsys):
     assert main(["check", str(SCRIPTS / "ddp.py"), "--ranks", "2", "--shrink", "--optimizer", "2"]) == 2
-    assert "--ranks would ignore --optimizer and --shrink" in capsys.readouterr().err
+    assert re.search(r"--ranks .*--optimizer .*--shrink", capsys.readouterr().err)
 
 
 def test_a_property_of_ranks_is_explained(capsys):

@@ -10,11 +10,12 @@ import pytest
 from markupsafe import Markup
 
 from normlab.lab.comparison.compare import judge
-from normlab.lab.comparison.result import Comparison
+from normlab.lab.comparison.result import TEST_IS_DEV, Comparison
 from normlab.report.compare import compare_page, write_compare_page
-from normlab.report.comparison_words import slug
+from normlab.report.comparison_words import slug, words
 from normlab.report.page import LIMIT_BYTES
 from report import example
+from report.shown import alarms, section, text_of
 
 VOID = {"meta", "link", "br", "hr", "wbr", "line"}
 
@@ -76,11 +77,6 @@ def without_scripts(html: str) -> str:
     return re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
 
 
-def section(html: str, anchor: str) -> str:
-    start = html.index(f'<section id="{anchor}"')
-    return html[start : html.index("</section>", start)]
-
-
 @pytest.mark.slow
 def test_every_link_leads_somewhere_and_every_run_is_there(html: str, comparison: Comparison) -> None:
     page = Document(without_scripts(html))
@@ -119,13 +115,13 @@ def test_stuck_and_diverged_runs_are_called_so(html: str) -> None:
     body = without_scripts(html)
     assert body.count('class="tag stuck"') == 7
     assert body.count('class="tag diverged"') == 2
-    assert "its seeds ended so: stuck (3)" in body
+    assert any("stuck (3)" in alarm for alarm in alarms(body))
     assert "1 ✕" in section(body, "results")
 
 
 def test_samples_mark_what_is_not_in_the_reference(html: str) -> None:
     samples = section(html, "samples")
-    assert "etwas &lt;anstarrt&gt; &amp; lacht." in samples
+    assert "&lt;anstarrt&gt; &amp; lacht" in samples
     assert "<mark>wearing</mark>" in samples
     assert "empty output" in samples
     assert "3 more samples" in samples
@@ -133,30 +129,33 @@ def test_samples_mark_what_is_not_in_the_reference(html: str) -> None:
 
 @pytest.mark.slow
 def test_missing_runs_are_reported_and_the_page_goes_on(otherwise: str) -> None:
-    assert "4 run folders could not be read" in otherwise
-    assert "lost9</a> ended in an error: out of memory" in otherwise
+    (failed,) = [alarm for alarm in alarms(otherwise) if alarm.startswith("Run lost9 ")]
+    assert failed.endswith(": out of memory")
+    (missing,) = [alarm for alarm in alarms(otherwise) if alarm.startswith("4 run folders")]
+    assert "lost9" not in missing
     assert otherwise.count('class="tag missing"') == 4
 
 
 def test_a_test_text_of_its_own_and_one_that_is_dev(html: str, otherwise: str) -> None:
-    assert "The test scores played no part in any choice" in section(html, "method")
-    assert "serves as the test text" not in html
-    assert "played no part" not in otherwise
-    assert "serves as the test text" in section(otherwise, "method")
-    assert "serves as the test text" in otherwise[otherwise.index("<h1>") : otherwise.index("</header>")]
+    apart, is_dev = words("recipe")["apart"], TEST_IS_DEV.format(noun="recipe")
+    assert apart in section(html, "method")
+    assert is_dev not in html
+    assert apart not in otherwise
+    assert is_dev in section(otherwise, "method")
+    assert is_dev in otherwise[otherwise.index("<h1>") : otherwise.index("</header>")]
 
 
 @pytest.mark.slow
 def test_test_text_that_was_seen_before_is_said_with_its_share(comparison: Comparison, root: Path) -> None:
     overlap = {"dev in training": 0.5, "test in training": 0.031, "test in dev": 1.0}
     seen = dataclasses.replace(comparison, overlap=overlap)
-    said = "3.1% of the test sentences are also in the training text. 100.0% of the test sentences are"
-    assert seen.seen_before.startswith(said)
+    said = seen.seen_before
+    assert re.findall(r"[\d.]+%", said) == ["3.1%", "100.0%"]
     assert "dev" not in dataclasses.replace(seen, overlap={"test in training": 0.1}).seen_before
     assert dataclasses.replace(seen, overlap={"test in training": 0.0}).seen_before == ""
     body = without_scripts(compare_page(seen, root).html())
     assert said in body[body.index("<h1>") : body.index("</header>")]
-    assert "played no part" not in body
+    assert words("recipe")["apart"] not in body
 
 
 def test_the_method_says_how_each_score_was_computed(
@@ -164,11 +163,11 @@ def test_the_method_says_how_each_score_was_computed(
 ) -> None:
     method = section(html, "method")
     assert all(said in method for said in comparison.signatures.values())
-    assert "compared by test BLEU (higher is better)" in method
+    assert comparison.headline.title in method
     assert "normlab compare" in method
     method = section(otherwise, "method")
     assert 'class="code"' not in method
-    assert "Signature of chrF" not in method
+    assert not any(said in method for said in comparison.signatures.values())
 
 
 @pytest.mark.slow
@@ -179,7 +178,7 @@ def test_a_stale_run_is_called_so(tmp_path: Path) -> None:
     file.write_text(file.read_text("utf-8").replace(f'"{run}"', '"0ld"'), "utf-8")
     page = without_scripts(compare_page(comparison, tmp_path).html())
     assert page.count('class="tag stale"') == 1
-    assert "1 stale run, made by older code" in page
+    assert any(alarm.startswith("1 ") and run in alarm for alarm in alarms(page))
 
 
 def test_one_recipe_one_learning_rate_one_seed_no_samples(comparison: Comparison, root: Path) -> None:
@@ -189,8 +188,8 @@ def test_one_recipe_one_learning_rate_one_seed_no_samples(comparison: Comparison
     body = without_scripts(compare_page(small, root).html())
     assert 'id="sweep"' not in body
     assert 'id="differences"' not in body
-    assert "with one seed" in body[body.index("<h1>") : body.index("</h1>")]
-    assert "There was one learning rate" in body
+    assert text_of(body[body.index("<h1>") : body.index("</h1>")]).endswith(" one seed")
+    assert words("recipe")["no_choice"] in section(body, "method")
 
 
 def test_the_page_says_the_sentences_of_the_comparison(html: str, comparison: Comparison) -> None:
@@ -216,7 +215,7 @@ def test_what_is_said_of_the_very_models_stands_apart(html: str, otherwise: str)
 
 def test_a_forced_recipe_is_marked_and_explained(otherwise: str) -> None:
     assert otherwise.count('class="tag forced"') == 1
-    assert " was forced: nobody defines &lt;it&gt;." in otherwise
+    assert any(alarm.endswith("nobody defines <it>.") for alarm in alarms(otherwise))
     assert "its equation" in otherwise
     assert otherwise.count("What the recipe resolves to") == 1
 
@@ -227,7 +226,9 @@ def test_nothing_was_scored(comparison: Comparison, root: Path) -> None:
     lost = tuple(dataclasses.replace(r, **nowhere) for r in comparison.recipes)
     judged = judge(dataclasses.replace(comparison, recipes=lost), root)
     body = without_scripts(compare_page(judged, root).html())
-    assert "None of the 7 recipes trained" in body
+    assert not any(recipe.scores for recipe in judged.recipes)
+    (answer,) = judged.sentences
+    assert answer in text_of(body[body.index("<h1>") : body.index("</h1>")])
 
 
 @pytest.mark.slow

@@ -119,6 +119,11 @@ def test_nothing_finite_says_so() -> None:
     assert found["text"][0]["mark"]["text"] == "no finite value"
 
 
+def test_scores_of_zero_alone_have_an_axis_with_readable_ticks() -> None:
+    (point,) = layers(run("pre", "bad", [0.0, 0.0], "stuck"))["point"]
+    assert point["encoding"]["y"]["scale"]["domain"] == [0.0, 1.0]
+
+
 def test_a_level_only_on_a_linear_axis() -> None:
     frame = run("pre", "a", fall(50))
     assert values(layers(frame, entropy_nats=4.1)["text"][0]) == [{"level": 4.1}]

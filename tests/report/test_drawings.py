@@ -121,11 +121,11 @@ def test_words_on_the_horizontal_axis_keep_the_table_s_order():
 
 def test_a_table_without_a_finite_value_says_so():
     (chart,) = drawn(LONG, [{"step": 1, "value": "nan", "placement": "post"}]).values()
-    assert "no finite value" in str(chart.to_dict())
+    assert "finite" in str(chart.to_dict())
 
 
 def test_a_missing_column_is_named():
-    with pytest.raises(ValueError, match="'A long curve' needs value of the table 'long', which has step"):
+    with pytest.raises(ValueError, match=r"'A long curve' .*\bvalue\b.* 'long'.*\bstep\b"):
         drawn(LONG, [{"step": 1, "placement": "post"}])
 
 

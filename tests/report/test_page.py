@@ -73,18 +73,23 @@ def test_vega_only_where_there_is_a_chart() -> None:
     assert make(chart("a"), chart("b")).html().count(page._vega()) == 1
 
 
+def test_without_javascript_only_a_page_with_charts_says_that_they_are_missing() -> None:
+    assert make(chart("a"), chart("b")).html().count("<noscript>") == 1
+    assert "<noscript>" not in make(Text("x")).html()
+
+
 def test_charts_are_found_in_all_containers() -> None:
     found = make(Columns([chart("a")]), Section("s", [Details("d", [chart("b")])], "s")).charts()
     assert [c.name for c in found] == ["a", "b"]
 
 
 def test_two_charts_of_one_name() -> None:
-    with pytest.raises(ValueError, match="occur twice: a; rename one"):
+    with pytest.raises(ValueError, match="twice: a;"):
         make(chart("a"), chart("a")).html()
 
 
 def test_a_page_that_is_too_large() -> None:
-    with pytest.raises(ValueError, match="at most 5,000,000 are allowed"):
+    with pytest.raises(ValueError, match="5,000,000"):
         make(Text("x" * 5_000_000)).html()
 
 
@@ -109,7 +114,7 @@ def test_a_page_that_would_be_too_large_has_fewer_points_and_then_names_files(mo
         monkeypatch.setattr(page, "LIMIT_BYTES", sizes[-1] - 1)
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(page.FORMS)
-    with pytest.raises(UserError, match="in its shortest form"):
+    with pytest.raises(UserError, match="shortest"):
         long.html()
 
 

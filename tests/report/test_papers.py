@@ -18,6 +18,7 @@ from normlab.report.page import Chart
 from normlab.report.papers import forests, papers_page, write_papers_page
 from normlab.report.reproduction import write_reproduction_page
 from report.reproductions import ARTEFACT, found
+from report.shown import alarms
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +89,23 @@ def test_results_that_disagree_about_a_run_are_named_above_the_tables(tmp_path):
         rows = [{"cell": "post", "seed": 1, "run": "0123abcd4567", "bleu": bleu}]
         write_reproduction(replace(found(artefact), tables={"runs": rows}), tmp_path)
     html = papers_page([], [standing(artefact, [tmp_path]) for artefact in both], set())
-    assert "example.one and example.two disagree about run 0123abcd4567, bleu: 20.25 and 21.5." in html
+    (alarm,) = alarms(html)
+    assert "example.one and example.two " in alarm
+    for named in ("0123abcd4567", "bleu", "20.25", "21.5", "example.one example.two --again"):
+        assert named in alarm
 
 
 def test_results_at_other_scales_have_a_table_of_their_own(tmp_path):
-    trainings = Trainings(Config(), {"post": {"recipe": "post"}}, 1, "It is large.")
+    differs = "It is large."
+    trainings = Trainings(Config(), {"post": {"recipe": "post"}}, 1, differs)
     artefact = replace(ARTEFACT, trainings={"laptop": trainings, "gpu": trainings})
     path = write_reproduction(replace(found(artefact), scale="gpu"), tmp_path)
     (one,) = at_other_scales([artefact], [tmp_path])
     assert (one.path, one.scale) == (path, "gpu")
     page = write_reproduction_page(one, tmp_path)
     assert page.name == "example.change@gpu.html"
-    assert "It is large." in (html := page.read_text(encoding="utf-8"))
-    assert "normlab papers reproduce example.change --scale gpu" in html
+    assert differs in (html := page.read_text(encoding="utf-8"))
+    assert "reproduce example.change --scale gpu" in html
     overview = write_papers_page([], [standing(artefact, [tmp_path])], tmp_path, [one])
     shown = overview.read_text(encoding="utf-8")
     assert re.findall(r'<a href="(example[^"]*)"', shown) == ["example.change@gpu.html"]

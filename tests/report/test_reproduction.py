@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html import unescape
 
 from normlab.papers import ARTEFACTS
 from normlab.papers.cells import PrintedTable
@@ -12,13 +11,9 @@ from normlab.papers.finding import own_findings, reviewed
 from normlab.papers.regimes import read_book
 from normlab.papers.results import KEPT, ArtefactStatus, standing, write_reproduction
 from normlab.report.reproduction import reproduction_page, write_reproduction_page
+from normlab.report.studies import ROWS
 from report.reproductions import ARTEFACT, found
-
-
-def text_of(html: str) -> str:
-    body = html[html.index("<body") : html.index("<footer")]
-    body = re.sub(r"<script.*?</script>", "", body, flags=re.DOTALL)
-    return unescape(" ".join(re.sub(r"<[^>]+>", " ", body).split()))
+from report.shown import alarms, of_class, rows_of, section, text_of
 
 
 def test_the_page_has_what_is_published_and_every_measure(tmp_path):
@@ -28,10 +23,10 @@ def test_the_page_has_what_is_published_and_every_measure(tmp_path):
     html = path.read_text(encoding="utf-8")
     shown = text_of(html)
     assert "example.change: measured" in shown
-    assert "post exponent 1.01 [0.95, 1.07]" in shown
-    assert "Sections 3 & 5 exchange their numbers." in shown
-    assert "cell 11 11" in shown
-    assert "normlab papers reproduce example.change" in shown
+    assert ["post exponent", "1.01 [0.95, 1.07]"] in rows_of(section(html, "tables"))
+    assert ARTEFACT.discussion in text_of(section(html, "discussion"))
+    assert ["cell 11", "11"] in rows_of(section(html, "published"))
+    assert "reproduce example.change" in text_of(section(html, "how"))
     assert "two cores" in shown
     assert "<b>" not in html[html.index("<main") : html.index("<footer")]
 
@@ -62,26 +57,32 @@ def test_every_drawing_is_there_once_with_its_panels():
 
 
 def test_a_long_table_is_cut_and_says_so():
-    shown = text_of(reproduction_page(ArtefactStatus(ARTEFACT, "measured", found())))
-    assert "The first 400 of 1,500 rows; the JSON file beside this page holds all." in shown
+    page = reproduction_page(ArtefactStatus(ARTEFACT, "measured", found()))
+    start = page.index('id="table-long"')
+    table = page[start : page.index("</details>", start)]
+    assert len(rows_of(table)) == 1 + ROWS
+    (note,) = of_class(table, "note")
+    assert re.findall(r"[\d,]+", note) == [str(ROWS), "1,500"]
 
 
 def test_what_was_not_run_says_how_to():
     shown = text_of(reproduction_page(ArtefactStatus(ARTEFACT, "not run")))
-    assert "Nothing was measured. To measure it: normlab papers reproduce example.change" in shown
+    assert "example.change: not run" in shown
+    assert shown.count("papers reproduce example.change") == 2, "at the top, and in how it is measured"
     bare = replace(ARTEFACT, study=None, drawings=())
     assert "example.change: answered" in text_of(reproduction_page(ArtefactStatus(bare, "answered")))
-    damaged = reproduction_page(ArtefactStatus(ARTEFACT, "damaged", trouble="x.json is torn"))
-    assert "x.json is torn" in text_of(damaged)
+    damaged = ArtefactStatus(ARTEFACT, "damaged", trouble="x.json is torn")
+    assert damaged.trouble in alarms(reproduction_page(damaged))
 
 
 def test_a_drawing_that_finds_no_table_or_column_says_so_and_the_rest_is_drawn():
     line, *others = ARTEFACT.drawings
     astray = replace(ARTEFACT, drawings=(replace(line, y="nowhere"), replace(line, table="lost"), *others))
-    shown = text_of(reproduction_page(ArtefactStatus(astray, "measured", found())))
-    assert "needs nowhere of the table 'change'" in shown
-    assert "the result has no table 'lost' but change, long, exponents, shares" in shown
-    assert "Fitted exponents" in shown
+    page = reproduction_page(ArtefactStatus(astray, "measured", found()))
+    column, table = alarms(page)
+    assert re.search(r"'Output change' .*\bnowhere\b.* 'change'", column)
+    assert re.search(r"'lost' .*\bchange, long, exponents, shares\b", table)
+    assert "Fitted exponents" in text_of(section(page, "pictures"))
 
 
 def test_a_printed_table_keeps_its_form_with_ours_below_or_behind(tmp_path):
@@ -91,9 +92,12 @@ def test_a_printed_table_keeps_its_form_with_ours_below_or_behind(tmp_path):
     rows = [{"cell": name, **cell} for name in ("8k Post", "Pre", "other")]
     write_reproduction(replace(found(artefact), tables={"cells": rows}), tmp_path)
     page = write_reproduction_page(standing(artefact, [tmp_path]), tmp_path)
-    plain = text_of(page.read_text(encoding="utf-8"))
-    assert "4k 8k here, BLEU [95%]" in plain
-    assert "Post fail 28.5 here 12.5 [10.0, 15.0]; 2 of 2 trained –" in plain
-    assert "Pre 28.1 – 12.5 [10.0, 15.0]; 2 of 2 trained" in plain
-    assert "updates 7 – – –" in plain
-    assert "other – 12.5 [10.0, 15.0] 12, 13 2 of 2" in plain
+    (_, *columns), post, pre, _, updates, other = rows_of(
+        section(page.read_text(encoding="utf-8"), "published")
+    )
+    score, in_short = "12.5 [10.0, 15.0]", "12.5 [10.0, 15.0]; 2 of 2 trained"
+    assert columns == ["4k", "8k", "here, BLEU [95%]"]
+    assert post == ["Post", "fail", f"28.5 here {in_short}", "–"]
+    assert pre == ["Pre", "28.1", "–", in_short]
+    assert updates == ["updates", "7", "–", "–", "–"]
+    assert other == ["other", "–", score, "12, 13", "2 of 2"]

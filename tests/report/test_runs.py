@@ -28,7 +28,7 @@ def test_a_missing_folder_and_a_damaged_one(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "torn", Config())
     (folder.path / "status.json").write_text("{", encoding="utf-8")
     torn = runs.view(tmp_path, "torn")
-    assert "is not JSON" in torn.problem
+    assert "status.json" in torn.problem
     assert torn.outcome == "missing"
     assert "missing" in runs.run_details(torn, {}).summary
 

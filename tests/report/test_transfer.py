@@ -165,13 +165,11 @@ def test_a_rate_is_not_broken_at_its_hyphen():
 
 def test_a_page_is_drawn_where_no_loss_is_a_number():
     own = some_sweep()
+    stopped = "loss not finite at step 1"
     lost = {
-        size: {
-            key: replace(t, losses=(math.nan,), stopped="loss not finite at step 1")
-            for key, t in some.items()
-        }
+        size: {key: replace(t, losses=(math.nan,), stopped=stopped) for key, t in some.items()}
         for size, some in own.trials.items()
     }
     scales = {size: replace(scale, start=math.nan, unigram=None) for size, scale in own.scales.items()}
     plain = to_plain(answer(replace(own, trials=lost, scales=scales)).to_dict())
-    assert "loss not finite at step 1" in transfer_page(plain).html()
+    assert stopped in transfer_page(plain).html()

@@ -224,5 +224,5 @@ def test_nothing_of_the_user_changes():
 
 @pytest.mark.parametrize("word", ["declared", "parametrisation"])
 def test_an_unknown_parametrisation_is_refused(word):
-    with pytest.raises(UserError, match="did you mean 'mup'"):
+    with pytest.raises(UserError, match="mean 'mup'"):
         check(MUP, sizes=(16, 32), **{word: "mupp"})

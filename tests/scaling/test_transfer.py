@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 import normlab
 from normlab.base.locks import reserved
-from normlab.errors import UserError
+from normlab.errors import UserError, in_one_line
 from normlab.lab.config import Config, ModelConfig
 from normlab.lab.sized import resized, sized
 from normlab.scaling import coordinates
@@ -129,7 +130,7 @@ def test_trials_that_are_kept_are_not_done_again_wherever_the_file_ends(tmp_path
     more = asked(decaying, folder=tmp_path, seeds=3)
     assert file.read_bytes().startswith(before)
     assert set(map(str, want)) <= set(map(str, tried(more)))
-    with pytest.raises(UserError, match=r"another setup: .*optimizer at width"):
+    with pytest.raises(UserError, match=rf"{tmp_path} .*: .*\boptimizer\b.* differ"):
         asked(scaled, folder=tmp_path)
 
 
@@ -160,15 +161,16 @@ def test_a_budget_is_kept_and_says_what_it_holds(monkeypatch: pytest.MonkeyPatch
     whole = sum(6 * 2 * STEPS * 0.1 * width for width in widths)
     short = asked(slowly(clock.go), budget_s=0.6 * whole, **words)
     assert clock.now <= 0.6 * whole
-    assert "is enough for widths 4, 8, 16 at 5 rates or more and 2 seeds" in plans[0]
-    assert "widths 32 would take" in plans[0]
+    assert "widths 4, 8, 16 " in plans[0]
+    assert "widths 32 " in plans[0]
     assert short.first.known == [4, 8, 16]
     assert short.first.optimum(32).lack == "trials"
     spent = clock.now
     assert tried(asked(slowly(clock.go), budget_s=0.6 * whole, **words)) == tried(short)
     assert clock.now == spent
     seeds = asked(slowly(clock.go), budget_s=0.6 * whole, seeds=4, **words)
-    assert "is not enough for widths 4, 8, 16 at 5 rates or more and 4 seeds" in plans[2]
+    assert "not enough" in plans[2]
+    assert "4 seeds" in plans[2]
     assert clock.now <= 0.6 * whole
     assert set(map(str, tried(short))) <= set(map(str, tried(seeds)))
     assert seeds.first.known == [4, 8, 16]
@@ -203,7 +205,7 @@ def test_what_comes_before_the_trials_and_what_a_killed_one_takes_is_spent(
         with pytest.raises(Killed):
             once()
         kill.pop(0)
-    assert "the budget does not hold" in once().ended_by
+    assert "budget" in once().ended_by
     assert 1150 < clock.now <= 1200 + kills * (journal.MARK_S + 1.6)  # a step of the larger takes 1.6 s
 
 
@@ -213,9 +215,10 @@ def test_a_call_again_says_what_is_kept_and_what_is_not(tmp_path: Path):
     asked(**words)
     asked(**words)
     asked(**words, seeds=3)
-    assert "about 20 trials of 16 steps, " in plans[0]
+    assert "20 trials" in plans[0]
     assert plans[1] == "all 20 trials of 16 steps at widths 4, 8 are kept: none is left to train"
-    assert "about 10 trials of 16 steps beside the 20 that are kept, " in plans[2]
+    assert "10 trials" in plans[2]
+    assert "the 20 " in plans[2]
 
 
 def test_sizes_are_added_to_a_folder_that_has_one_of_them(tmp_path: Path):
@@ -227,9 +230,9 @@ def test_sizes_are_added_to_a_folder_that_has_one_of_them(tmp_path: Path):
     trained = [json.loads(line) for line in after[len(before) :].splitlines() if line.startswith('{"trial"')]
     assert {row["trial"].partition(",")[0] for row in trained} == {"width 8", "width 32"}
     assert more.first.known == [4, 8, 16, 32]
-    with pytest.raises(UserError, match=r"another setup: .*optimizer at width 8"):
+    with pytest.raises(UserError, match=r"optimizer .*width 8"):
         asked(scaled, widths=(8, 64), folder=tmp_path)
-    with pytest.raises(UserError, match="holds trials of width 4, width 16, width 8, width 32"):
+    with pytest.raises(UserError, match=r"\b4, .*\b16, .*\b8, .*\b32\b"):
         asked(widths=(64, 128), folder=tmp_path)
 
 
@@ -268,16 +271,17 @@ def test_the_coordinate_check_takes_a_tenth_of_the_budget_at_most(
 
 def test_a_check_that_fails_says_why_and_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def fails(*_: Any) -> None:
-        raise RuntimeError("no such layer")
+        raise error
 
+    error = RuntimeError("no such layer")
     monkeypatch.setattr(coordinates, "SHARE", 0.1)
     monkeypatch.setattr(coordinates.Check, "run", fails)
     found = asked(widths=(4, 8), rates=RATES, folder=tmp_path)
     left_out = found.coordinates["left_out"]
-    assert "RuntimeError: no such layer" in left_out
+    assert in_one_line(error) in left_out
     assert left_out in str(found)
     assert left_out in found.page(tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "no such layer" not in (tmp_path / "trials.jsonl").read_text()
+    assert str(error) not in (tmp_path / "trials.jsonl").read_text()
 
 
 def test_the_plan_says_that_the_weight_decay_is_not_swept():
@@ -293,7 +297,7 @@ def test_a_budget_that_holds_nothing_is_said_so_before_the_first_trial(monkeypat
     found = asked(slowly(clock.go), budget_s=40.0)
     assert clock.now <= 40.0
     assert found.verdict == "cannot say"
-    assert "too short to tell" in found.ended_by
+    assert "short" in found.ended_by
     assert not tried(found)
 
 
@@ -302,7 +306,7 @@ def test_fewer_steps_come_before_fewer_sizes(monkeypatch: pytest.MonkeyPatch):
     whole = sum(6 * 2 * 64 * 0.1 * width for width in WIDTHS)
     found = asked(slowly(clock.go), steps=64, budget_s=whole / 2, announce=plans.append)
     assert 16 <= found.steps < 64
-    assert "64 steps would take" in plans[0]
+    assert "64 steps " in plans[0]
     assert [size for size, own in found.first.trials.items() if len(own) >= 10] == list(WIDTHS)
 
 
@@ -385,9 +389,9 @@ def test_a_recipe_grows_with_its_ratio_and_its_smallest_size_as_base():
     assert (wide.dim, wide.ffn_dim, wide.heads, wide.head_width, wide.base_dim) == (64, 256, 4, 16, 32)
     fixed = resized(replace(model, head_dim=64), "width", 512, 128)
     assert (fixed.heads, fixed.head_width) == (8, 64)
-    with pytest.raises(UserError, match=r"width 96 holds no whole number of heads.* multiples of 64"):
+    with pytest.raises(UserError, match=r"width 96 .*\b64\b"):
         resized(replace(model, head_dim=64), "width", 96, 64)
-    with pytest.raises(UserError, match=r"width 192 .* multiples of 128"):
+    with pytest.raises(UserError, match=r"width 192 .*\b128\b"):
         resized(replace(model, head_dim=64, kv_heads=2), "width", 192, 64)
     deep = resized(replace(model, encoder_layers=0, base_layers=3), "depth", 8, 2)
     assert (deep.encoder_layers, deep.decoder_layers, deep.base_layers) == (0, 8, 3)
@@ -424,5 +428,5 @@ def test_a_budget_without_limit_gives_the_same_answer_at_any_speed(monkeypatch: 
 
 
 def test_a_second_process_in_the_folder_is_refused(tmp_path: Path):
-    with reserved(tmp_path), pytest.raises(UserError, match="another process is at work in"):
+    with reserved(tmp_path), pytest.raises(UserError, match=re.escape(str(tmp_path))):
         asked(folder=tmp_path)

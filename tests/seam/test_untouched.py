@@ -225,6 +225,7 @@ def weighted(model: nn.Module, batch: Any) -> Tensor:
     return (losses.mean(1) * weights).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dataclass", "dict"])
 def test_a_trial_trains_on_what_was_drawn(kind: str) -> None:
     losses = []

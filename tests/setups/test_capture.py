@@ -48,6 +48,7 @@ def models(monkeypatch):
     return imported("models", monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_block_shows_its_setup_and_ends_early(models):
     model, optimizer, schedule, train = parts(models)
     with normlab.capture() as captured:
@@ -82,6 +83,7 @@ def test_nothing_stays_changed(models):
     assert (model.training, schedule.last_epoch) == (False, 3)
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_as_it_would_have(models):
     losses = parts(models)[3](4)
     train = parts(models)[3]
@@ -156,6 +158,7 @@ def test_what_holds_a_model_is_as_before(models):
     assert not hasattr(loop, "last")
 
 
+@pytest.mark.slow
 def test_what_holds_a_model_is_as_before_beside_an_optimizer_that_holds_much(models):
     other = torch.optim.SGD(models.Decoder().parameters(), lr=0.1)
     # more than is searched beside what a training changes, which leaves no room for what holds that
@@ -166,6 +169,7 @@ def test_what_holds_a_model_is_as_before_beside_an_optimizer_that_holds_much(mod
     assert (loop.steps, loop.history) == (7, ["begun"])
 
 
+@pytest.mark.slow
 def test_numbers_that_are_kept_are_plain_ones(models):
     logged, entries, kept = list[float](), {}, Slotted()
     recent, nested, sizes = deque(maxlen=3), [], set()
@@ -210,6 +214,7 @@ def test_what_the_block_sets_for_the_process_stays_as_it_set_it(models, monkeypa
     assert captured.setup is not None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 def test_the_stance_of_the_compiler_is_put_back(models):
     _, _, _, train = parts(models)
@@ -221,6 +226,7 @@ def test_the_stance_of_the_compiler_is_put_back(models):
         assert stance() == before
 
 
+@pytest.mark.slow
 def test_the_optimizer_of_a_block_can_be_chosen(models):
     first, second = models.Decoder(), models.Decoder()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]

@@ -97,12 +97,12 @@ def test_one_sentence_says_why_there_is_no_configuration(reason, monkeypatch):
 
 @pytest.mark.usefixtures("cache", "no_network")
 def test_without_a_network_an_unknown_name_is_refused():
-    with pytest.raises(UserError, match="connect to the network"):
+    with pytest.raises(UserError, match="network"):
         folder_of("acme/unknown")
 
 
 def test_what_can_be_no_name_is_a_folder_that_is_missing():
-    with pytest.raises(UserError, match=r"no folder configs/my/llama; type hf:"):
+    with pytest.raises(UserError, match=r"configs/my/llama; .*hf:"):
         folder_of("configs/my/llama")
 
 

@@ -8,6 +8,7 @@ import transformers as tf
 
 import normlab
 from cases import each
+from normlab.cli.main import main
 from normlab.errors import UserError
 from normlab.setups.huggingface import setup_from_configuration
 
@@ -124,6 +125,15 @@ def test_an_encoder_that_reads_no_text_is_refused(tmp_path):
     where = folder(tmp_path, tf.WhisperConfig(**sizes), "WhisperForConditionalGeneration")
     with pytest.raises(UserError, match="reads input_features"):
         setup_from_configuration(where, seed=1)
+
+
+def test_a_model_that_raises_on_its_batch_is_refused_with_a_command(tmp_path, capsys):
+    where = folder(tmp_path, tf.XmodConfig(**SIZES), "XmodForMaskedLM")
+    assert main(["check", f"hf:{where}", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error.startswith("XmodForMaskedLM raised ValueError")
+    assert error.endswith("normlab check my_setup.py:setup")
+    assert "lambda" not in error
 
 
 @pytest.mark.slow

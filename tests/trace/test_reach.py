@@ -311,6 +311,7 @@ def writing(held: Any) -> Any:
     return step
 
 
+@pytest.mark.slow
 @each("kind", ["generator", "cycle", "loader", "thread", "file"])
 def test_a_step_that_uses_what_cannot_be_put_back_is_not_run(kind: str, tmp_path: Path) -> None:
     fetching, path = Fetching(), tmp_path / "log"
@@ -361,6 +362,7 @@ class Data:
         self.tokens, self.table, self.steps = torch.zeros(1_000), np.zeros(1_000), 0
 
 
+@pytest.mark.slow
 @each("kind", ["tensor", "array"])
 def test_what_is_too_large_to_copy_is_read_but_not_written_to(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -499,6 +501,7 @@ def state_of(generator: Any) -> str:
     return str(kept.state_of(generator))
 
 
+@pytest.mark.slow
 @each("kind", GENERATORS)
 def test_dropout_from_a_generator_of_its_own_is_seeded_and_restored(kind: str) -> None:
     model = Tiny()
@@ -511,6 +514,7 @@ def test_dropout_from_a_generator_of_its_own_is_seeded_and_restored(kind: str) -
     assert state_of(model.dropout.holder.generator) == before
 
 
+@pytest.mark.slow
 @each("kind", GENERATORS)
 def test_so_are_generators_that_a_loss_or_a_step_holds(kind: str) -> None:
     of_model, other = Drop(GENERATORS[kind]()), Holder(GENERATORS[kind]())

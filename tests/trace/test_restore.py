@@ -224,7 +224,7 @@ def test_what_was_made_in_inference_mode_is_refused(of, instrument) -> None:
     with torch.inference_mode():
         model, x = (copy.deepcopy(model), x) if of == "model" else (model, x + 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UserError, match=r"made in torch\.inference_mode"):
+    with pytest.raises(UserError, match=r"torch\.inference_mode"):
         instrument(model, x, loss=squared, optimizer=optimizer)
 
 

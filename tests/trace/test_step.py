@@ -140,11 +140,11 @@ def test_an_optimizer_without_a_closure_steps_on_its_gradients():
 def test_what_cannot_be_stepped_says_so():
     model = build(uniform("post"))
     trace = trace_of(model)
-    with pytest.raises(ValueError, match="the optimizer holds no parameter of the model; pass"):
+    with pytest.raises(ValueError, match="optimizer"):
         trace.update(optim.SGD(build(uniform("post")).parameters(), lr=1.0))
     with torch.no_grad():
         model.embedding.weight[5] = float("nan")
-    with pytest.raises(ValueError, match="the loss is nan, and no update follows"):
+    with pytest.raises(ValueError, match=r"\bnan\b"):
         trace.update(KINDS["Adam"])
     with pytest.raises(ValueError, match="unfreeze"):
         trace_of(build(uniform("post")).requires_grad_(requires_grad=False)).update(KINDS["Adam"])

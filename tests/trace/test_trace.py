@@ -91,7 +91,7 @@ def test_taps_reach_inputs_outputs_keywords_fields_and_later_calls():
 
 
 def test_an_unknown_module_is_refused():
-    with pytest.raises(ValueError, match="no module 'nowhere'"):
+    with pytest.raises(ValueError, match="module 'nowhere'"):
         _ = Trace(Whole(), X, call_model, taps=(Tap("nowhere", "output"),)).outputs
 
 
@@ -309,7 +309,7 @@ def test_a_failure_inside_record_goes_to_the_one_who_takes_it():
     assert (len(errors), len(seen)) == (1, 1)
     with pytest.raises(AttributeError), record(model, [broken]):
         model(X)
-    with pytest.raises(ValueError, match=r"no module matches 'x\.\*'"), record(model, [Want("x.*")]):
+    with pytest.raises(ValueError, match=r"'x\.\*'"), record(model, [Want("x.*")]):
         pass
 
 

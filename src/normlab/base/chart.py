@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from normlab.base.io import from_plain, to_plain
 from normlab.errors import UserError
@@ -19,6 +19,13 @@ from normlab.errors import UserError
 class Drawing:
     """A chart of one table. Each kind of chart is a subclass, in this file or in a module of a user's own."""
 
+    fixed_columns: ClassVar[tuple[str, ...]] = ()
+    """The columns that the table of every chart of this kind must have."""
+    column_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields that each hold the name of a column, or are empty."""
+    named_after: ClassVar[str] = ""
+    """Of these, the one that tells charts of one table apart; empty where a table has one chart."""
+
     table: str
     title: str
     caption: str = field(default="", kw_only=True)
@@ -26,12 +33,13 @@ class Drawing:
     @property
     def name(self) -> str:
         """What tells it from the other charts of its page."""
-        return self.table
+        return f"{self.table}-{getattr(self, self.named_after)}" if self.named_after else self.table
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that its table must have for it to be drawn; an error names those that are missing."""
-        return ()
+        chosen = (getattr(self, name) for name in self.column_fields)
+        return (*self.fixed_columns, *filter(None, chosen))
 
     def to_plain(self) -> dict[str, Any]:
         return {"kind": type(self).__name__, **to_plain(self)}
@@ -58,6 +66,9 @@ class Lines(Drawing):
     or, if the table has columns ``low`` and ``high`` around ``y``, with that interval.
     """
 
+    column_fields = ("x", "y", "group", "panel", "theory")
+    named_after = "y"
+
     x: str
     y: str
     x_axis: str
@@ -71,20 +82,15 @@ class Lines(Drawing):
     log_x: bool = False
     log_y: bool = False
 
-    @property
-    def name(self) -> str:
-        return f"{self.table}-{self.y}"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.x, self.y, self.group, self.panel, self.theory)))
-
 
 @dataclass(frozen=True)
 class Bars(Drawing):
     """A bar of length ``y`` for each name in the column ``x``, and beside each other for each ``group``; with
     means and intervals, ``group`` and ``panel`` as in ``Lines``.
     """
+
+    column_fields = ("x", "y", "group", "panel")
+    named_after = "y"
 
     x: str
     y: str
@@ -94,14 +100,6 @@ class Bars(Drawing):
     panel: str = ""
     log_y: bool = False
 
-    @property
-    def name(self) -> str:
-        return f"{self.table}-{self.y}"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.x, self.y, self.group, self.panel)))
-
 
 @dataclass(frozen=True)
 class Cells(Drawing):
@@ -109,20 +107,15 @@ class Cells(Drawing):
     in ``Lines``.
     """
 
+    column_fields = ("x", "y", "value", "panel")
+    named_after = "value"
+
     x: str
     y: str
     value: str
     x_axis: str
     y_axis: str
     panel: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.table}-{self.value}"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.x, self.y, self.value, self.panel)))
 
 
 @dataclass(frozen=True)
@@ -157,6 +150,10 @@ class ByDepth(Drawing):
     ``sum_squares`` combines the rows of a sublayer into the root of the sum of their squares.
     """
 
+    fixed_columns = ("stack", "index")
+    column_fields = ("y",)
+    named_after = "y"
+
     y: str
     axis: str
     log: bool = False
@@ -166,14 +163,6 @@ class ByDepth(Drawing):
     by_role: bool = False
     sum_squares: bool = False
 
-    @property
-    def name(self) -> str:
-        return f"{self.table}-{self.y}"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("stack", "index", self.y)
-
 
 @dataclass(frozen=True)
 class BySteps(Drawing):
@@ -181,12 +170,10 @@ class BySteps(Drawing):
     stack, and a line per module, shaded by its index.
     """
 
+    fixed_columns = ("stack", "index", "module", "step", "value")
+
     axis: str
     log: bool = True
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("stack", "index", "module", "step", "value")
 
 
 @dataclass(frozen=True)
@@ -196,15 +183,14 @@ class HeatMap(Drawing):
     not repeat.
     """
 
+    fixed_columns = ("stack",)
+    column_fields = ("x", "y", "value")
+
     x: str
     y: str
     value: str
     x_axis: str
     y_axis: str
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("stack", self.x, self.y, self.value)
 
 
 @dataclass(frozen=True)
@@ -213,9 +199,7 @@ class Growth(Drawing):
     table ``fits``. ``words`` describes each ``kind`` of change.
     """
 
+    fixed_columns = ("stack", "kind", "depth", "change", "seed")
+
     fits: str
     words: dict[str, str]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("stack", "kind", "depth", "change", "seed")

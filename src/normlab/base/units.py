@@ -61,15 +61,15 @@ def steps_named(steps: Sequence[int]) -> str:
 
 def rate(lr: float) -> str:
     """Return a learning rate as people type it: ``5e-4``, ``1.5e-3``, ``0.1``."""
-    if lr >= 0.05:
+    if lr >= 0.05 or not lr:
         return f"{lr:g}"
     mantissa, exponent = f"{lr:.6e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
-def short_rate(lr: float) -> str:
-    """Return a rate in two digits, as people type it: ``1.4e-2``."""
-    return rate(float(f"{lr:.2g}"))
+def short_rate(lr: float, digits: int = 2) -> str:
+    """Return a rate in so many digits, as people type it: ``1.4e-2``."""
+    return rate(float(f"{lr:.{digits}g}"))
 
 
 def seconds_of(text: str, name: str) -> float | None:

@@ -38,7 +38,7 @@ from normlab.checks.property import (
     report_order,
     require_property,
 )
-from normlab.checks.report import Report
+from normlab.checks.report import Report, UnreachedLoss
 from normlab.errors import UserError, in_one_line, is_own
 from normlab.setups.given import setup_of
 from normlab.setups.setup import Loss, Setup, shown
@@ -111,20 +111,21 @@ def check(
 
 
 def _with_added_losses(report: Report, setup: Setup, budget_s: float, started: float) -> Report:
-    """Return a report with what fails in one of the losses that are added up, if nothing else says so."""
+    """Return a report with what fails in one of the losses that are added up, if nothing else says so, and
+    with the losses that were not reached.
+    """
     if not setup.added:
         return report
-    tests = [tested for tested in properties() if tested.group == "tokens" or tested.name in OF_EACH_LOSS]
-    violations = list[Violation]()
+    violations, unreached = list[Violation](), list[UnreachedLoss]()
     for failure in report.failures:
         violations += [replace(failure, follows=()), *failure.follows]
     for number, added in enumerate(setup.added, start=1):
-        if time.monotonic() - started > budget_s:
-            break
         alone = replace(added, model=setup.model, declare=setup.declare)
-        failures: Sequence[Violation] = ()
-        with suppress(UserError), guarded_step(alone, budget_s, started) as (step, _):
-            failures = examine(step, tests).failures
+        try:
+            failures = _failures_of_added(alone, budget_s, started)
+        except UserError as error:
+            unreached.append(UnreachedLoss(number, str(error)))
+            continue
         reported = {violation.property for violation in violations}
         for failure in failures:
             if failure.property not in reported:
@@ -137,7 +138,23 @@ def _with_added_losses(report: Report, setup: Setup, budget_s: float, started: f
         holds=tuple(name for name in report.holds if name not in failed),
         untestable={name: why for name, why in report.untestable.items() if name not in failed},
         unjudged=tuple(name for name in report.unjudged if name not in failed),
+        unreached_losses=tuple(unreached),
     )
+
+
+def _failures_of_added(alone: Setup, budget_s: float, started: float) -> Sequence[Violation]:
+    """Return what fails in one of the losses that are added up.
+
+    Raises UserError if that cannot be computed, or the time is over before most of it could be judged.
+    """
+    if time.monotonic() - started > budget_s:
+        raise UserError("the time was over before it had its turn; a larger budget reaches it")
+    tests = [tested for tested in properties() if tested.group == "tokens" or tested.name in OF_EACH_LOSS]
+    with guarded_step(alone, budget_s, started) as (step, _):
+        report = examine(step, tests)
+    if report.verdict == "undecided":
+        raise UserError(f"only {report.shortfall}")
+    return report.failures
 
 
 def require_budget(budget_s: object) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -233,13 +233,27 @@ def _start(entry: Mapping[str, Any], part: PlacedPart) -> Start:
 
 
 def _starts_of_name(name: str, setup: Setup) -> tuple[Start, ...]:
-    """Return the starts that a name stands for. Raises UserError if nothing that is installed knows names."""
+    """Return the starts that a name stands for, by the first of those who know names that takes it.
+
+    Raises UserError, with why each refuses it, if none does.
+    """
+    refusals = list[UserError]()
     for entry in entry_points(group=GROUP):
         try:
-            starts: StartsByName = entry.load()
-        except ModuleNotFoundError as error:
-            if extra := extra_for(error):
-                raise UserError(what_to_install(f"the starts of {name!r}", extra)) from error
-            raise
-        return starts(name, setup)
-    raise UserError(f"{name!r} declares nothing: there is no such file; {FORM}")
+            return _loaded_starts(entry, name)(name, setup)
+        except UserError as error:
+            refusals.append(error)
+    if len(refusals) == 1:
+        raise refusals[0]
+    sentences = [str(error) for error in refusals] or ["there is no such file"]
+    raise UserError(f"{name!r} declares nothing: {'; '.join(sentences)}; {FORM}")
+
+
+def _loaded_starts(entry: EntryPoint, name: str) -> StartsByName:
+    """Return what an entry point holds. Raises UserError if it needs an extra that is not installed."""
+    try:
+        return entry.load()
+    except ModuleNotFoundError as error:
+        if extra := extra_for(error):
+            raise UserError(what_to_install(f"the starts of {name!r}", extra)) from error
+        raise

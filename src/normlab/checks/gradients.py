@@ -53,7 +53,7 @@ def derivative(step: StepUnderTest) -> Answers:
             "loss", "what the model gives without gradients is a constant of the loss, as an older policy is"
         )
     # the gradient is that of the loss in what the forward pass leaves, not in what it is given
-    rewritten = step.rewritten[trace.training]
+    rewritten = step.forward_writes[trace.training]
 
     def left_out(name: str) -> bool:
         return step.declare.is_frozen(name) or name in rewritten
@@ -123,7 +123,7 @@ def _why_apart(step: StepUnderTest, trace: Trace, left_out: LeftOut) -> Answers:
 
 def _compared_step(step: StepUnderTest) -> Trace:
     """Return the step whose loss the gradient is compared with, without what is constant in it on purpose."""
-    trace = step.exact if step.moving else step.training
+    trace = step.exact if step.running_statistics else step.training
     if _runs_without_gradients_too(step):
         trace = with_earlier_self(trace)
     if step.declare.detached:
@@ -192,7 +192,7 @@ def _cuts_between_optimizers(step: StepUnderTest, trace: Trace) -> set[Cut]:
     of what is cut off holds: a probe, or a head for values, with its own optimizer.
     """
     with suppress(Exception):  # with a graph, a model may not run where it writes to its weights
-        model, optimizers = step.whole_step.handed
+        model, optimizers = step.whole_step.model_and_optimizers
         names = {id(p): name for name, p in model.named_parameters()}
         held_by: dict[str, int] = {}
         for number, optimizer in enumerate(optimizers):
@@ -436,7 +436,7 @@ def _trained_as_declared_frozen(step: StepUnderTest) -> Answers:
         names = [name for name in parameters if fnmatchcase(name, pattern)]
         if not names or not all(parameters[name].requires_grad for name in names):
             continue
-        trace = step.exact if step.moving else step.training
+        trace = step.exact if step.running_statistics else step.training
         along = Along(trace, lambda name, names=names: name not in names)
         if len(along.gradients) < len(names) or along.all.disagrees:
             continue

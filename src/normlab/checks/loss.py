@@ -474,7 +474,7 @@ def _step_divides(step: StepUnderTest) -> bool:
     """Return whether the user's own step divides the loss before its backward pass, or may do so."""
     if step.setup.step is None:
         return False
-    if step.steps_another_batch:  # the loss of the whole step is another one: a mean over micro-batches
+    if step.has_own_step_batch:  # the loss of the whole step is another one: a mean over micro-batches
         return True
     try:
         _, match = step_and_whole(step)
@@ -556,8 +556,8 @@ def _moved_by_padding(step: StepUnderTest, as_it_is: Trace, longer: Trace) -> An
     if max(of_loss, of_gradient) <= step.rounding:
         return
     most = max(differences, key=lambda name: differences[name])
-    evidence = f"one more column of padding moves the loss by {of_loss:.1e} of its size, and its gradient by "
-    evidence += f"{of_gradient:.1e}, most in {most}"
+    evidence = f"one more column of padding moves the loss by {of_loss:.2g} of its size, and its gradient by "
+    evidence += f"{of_gradient:.2g}, most in {most}"
     if step.setup.loss is None and is_of_library(step.model, ""):
         yield note("loss", f"{evidence}: so a library computes it")
     else:

@@ -41,7 +41,7 @@ def optimizer_coverage(step: StepUnderTest) -> Answers:
     A parameter that is not the model's must at least have a gradient, like a loss's own parameter, or be the
     copy that the user's step makes one of the model's equal to, like a master in float32.
     """
-    model, optimizers = step.whole_step.handed
+    model, optimizers = step.whole_step.model_and_optimizers
     names = {id(p): name for name, p in model.named_parameters()}
     held_parameters = parameters_of(optimizers)
     counts = Counter(map(id, held_parameters))
@@ -50,7 +50,7 @@ def optimizer_coverage(step: StepUnderTest) -> Answers:
     if model is step.model:  # copies are bound to each other, and hold nothing of another model
         foreign = without_gradient(step, [p for p in held_parameters if id(p) not in names])
     masters: Mapping[int, str] = {}  # by their place among the held parameters: whose master each is
-    if foreign and step.setup.step and step.copies.may_stand_in:
+    if foreign and step.setup.step is not None and step.copies.may_stand_in:
         masters = masters_of(step)
     foreign = [p for p in foreign if all(p is not held_parameters[place] for place in masters)]
 
@@ -91,7 +91,7 @@ def groups(step: StepUnderTest) -> Answers:
     (rate, decay, optimizer) of θ are a function of its role: what an author has sorted by role must be sorted
     for all, and nobody is told how to sort. What differs for a whole role, or a whole kind, gets a note.
     """
-    model, optimizers = step.whole_step.handed
+    model, optimizers = step.whole_step.model_and_optimizers
     trained = [h for h in held(model, optimizers) if h.parameter.requires_grad]
     # the roles are read off a pass; what it does not use is taken for one of the many matrices
     roles: dict[str, Role] = {h.name: step.facts.roles.get(h.name, "hidden") for h in trained}
@@ -329,7 +329,7 @@ def update(step: StepUnderTest) -> Answers:
 def _by_forward(step: StepUnderTest) -> Answers:
     """What the forward pass does to the weights, which is not the optimizer's doing."""
     names_by_module: dict[str, list[str]] = defaultdict(list)
-    for name, module in step.rewritten[True].items():
+    for name, module in step.forward_writes[True].items():
         names_by_module[module].append(name)
     for module, names in names_by_module.items():
         evidence = f"its forward pass writes to {count(len(names), 'parameter')} ({', '.join(names[:3])})"

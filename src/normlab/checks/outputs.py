@@ -89,7 +89,7 @@ def evaluation_repeats(step: StepUnderTest) -> Answers:
     if not by_dropout and step.facts.is_scored and scores_its_draws(step.exact, step.facts.scored_places):
         yield note(place or "", "it draws from a distribution that the loss scores, in evaluation mode too")
     elif place is not None and (by_dropout or _asks_the_same(step, second)):
-        evidence = f"two runs in evaluation mode differ by {difference.size:.1e} of the output"
+        evidence = f"two runs in evaluation mode differ by {difference.size:.2g} of the output"
         advice = "draw only in training mode: training=self.training, and dropout_p=0.0 otherwise"
         yield fail(place, evidence + ", by dropout" * by_dropout, advice)
     else:
@@ -117,13 +117,13 @@ def training_equals_evaluation(step: StepUnderTest) -> Answers:
     if difference is None:
         of_losses = distance(evaluated.loss, step.training.loss)
         if of_losses > step.rounding and not step.comparison.draws:
-            yield note("loss", f"it differs by {of_losses:.1e} between the modes, with the same outputs")
-    elif step.moving:
-        raise Unknown(f"{step.moving[0]} holds running statistics, which evaluation reads")
+            yield note("loss", f"it differs by {of_losses:.2g} between the modes, with the same outputs")
+    elif step.running_statistics:
+        raise Unknown(f"{step.running_statistics[0]} holds running statistics, which evaluation reads")
     elif step.comparison.draws:
         raise Unknown("training draws other numbers than torch's dropout: pass the model with a rate of 0")
     else:
-        evidence = f"without dropout, outputs of training and of evaluation differ by {difference.size:.1e}"
+        evidence = f"without dropout, outputs of training and of evaluation differ by {difference.size:.2g}"
         if is_of_library(step.model, difference.module):
             yield note(difference.module, f"{evidence}, as a library builds it")
         else:
@@ -153,7 +153,7 @@ def compiled_equals_plain(step: StepUnderTest) -> Answers:
         size = distance(of_compiled, compared(uncompiled))
         explained = rounding_of(uncompiled, compared)
         if size > explained:
-            evidence = f"compiled it differs by {size:.1e}, while rounding explains {explained:.1e}"
+            evidence = f"compiled it differs by {size:.2g}, while rounding explains {explained:.2g}"
             advice = "compile with backend='aot_eager' and part by part to find the graph that differs"
             place = "" if step.setup.loss is None else "loss"
             yield fail(place, evidence + " in training mode" * training, advice)
@@ -211,7 +211,7 @@ def dropout_repeats(step: StepUnderTest) -> Answers:
     drawn = step.training.again(dropout=True)
     needs(step.is_exact, step.why_inexact)
     needs(distance(drawn.loss, drawn.again(seed=1).loss) > step.rounding, "nothing is drawn in training")
-    is_rewritten = step.rewritten[True].__contains__
+    is_rewritten = step.forward_writes[True].__contains__
     along = Along(drawn, is_rewritten)
     if along.all.disagrees and not Along(step.training, is_rewritten).all.disagrees:
         evidence = "with dropout on, the gradient is not the derivative of the loss; without, it is"

@@ -50,7 +50,7 @@ def reference(step: StepUnderTest) -> Answers:
         evidence = (
             f"with equal weights and an equal first input, the outputs of the model and of {other} differ"
         )
-        yield note("", f"{evidence} by up to {max(sizes):.1e} of their size")
+        yield note("", f"{evidence} by up to {max(sizes):.2g} of their size")
     if compared_there.comparisons:
         why = "comes from outputs that differ"
     else:
@@ -62,7 +62,7 @@ def reference(step: StepUnderTest) -> Answers:
         evidence = (
             f"with equal weights, {_compared_numbers(comparison)} from the outputs of the model and of "
         )
-        evidence += f"{other} are {comparison.off:.1e} of their size apart"
+        evidence += f"{other} are {comparison.off:.2g} of their size apart"
         if comparison.is_even:  # a temperature or a margin may be meant
             yield note("loss", f"{evidence}, by one factor or one summand")
         else:
@@ -147,7 +147,7 @@ def adapters(step: StepUnderTest) -> Answers:
 
 def _unlike_base(step: StepUnderTest, *, only_adapters: bool) -> Answers:
     """Outputs other than those of a frozen copy without adapters, or of the model while they are disabled."""
-    place, evidence = "", "the adapters are 0, but outputs are {:.1e} of their size off those of {}"
+    place, evidence = "", "the adapters are 0, but outputs are {:.2g} of their size off those of {}"
     advice = "add nothing but their product to what the frozen matrices give"
     with suppress(Unknown, UserError):
         compared_there = step.compared

@@ -23,6 +23,15 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
+class UnreachedLoss:
+    """One of the losses that are added up, which could not be judged by itself."""
+
+    number: int
+    """Its place among them, from 1."""
+    reason: str
+
+
+@dataclass(frozen=True)
 class Report:
     """A tested training step: what fails, causes first; what holds; what could not be tested, and why."""
 
@@ -37,6 +46,8 @@ class Report:
     """Those of ``untestable`` that apply, but that the budget, or what this step allows, left out."""
     allowed: tuple[str, ...] = ()
     """Properties that may fail: their failures are shown, but do not count."""
+    unreached_losses: tuple[UnreachedLoss, ...] = ()
+    """Those of the losses that a step adds up of which only the sum was checked."""
 
     @property
     def ok(self) -> bool:
@@ -88,6 +99,8 @@ class Report:
         yield Line("holds", f"✓ {len(self.holds)} {many}: {', '.join(self.holds)}")
         yield from self._reasons("could not be tested, and apply", self.unjudged)
         yield from self._reasons("do not apply, as far as this step shows", self.inapplicable)
+        for loss in self.unreached_losses:
+            yield Line("untestable", f"– loss {loss.number} of those that are added up: {loss.reason}")
         for note in self.notes:
             yield Line("note", f"  note: {note.property} at {note.module or 'the model'}: {note.evidence}")
 

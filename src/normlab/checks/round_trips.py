@@ -132,6 +132,6 @@ def cache(step: StepUnderTest) -> Answers:
         off_by_token = (at_once - stepwise).abs().amax((0, 2))
         differs = off_by_token > step.rounding * at_once.abs().max()
         evidence = (
-            f"with a cache the logits differ by {size:.1e}, from token {int(differs.int().argmax())} on"
+            f"with a cache the logits differ by {size:.2g}, from token {int(differs.int().argmax())} on"
         )
         yield fail("", evidence, "look at positions, the mask and what is kept of each layer")

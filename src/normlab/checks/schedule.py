@@ -138,7 +138,7 @@ def _moves_once(step: StepUnderTest) -> Answers:
     if step.setup.step is None:
         return
     run = step.whole_step.dry_run()
-    calls = [*run.run(step.stepped).calls, *run.run(step.stepped).calls]
+    calls = [*run.run(step.step_batch).calls, *run.run(step.step_batch).calls]
     moved, steps = calls.count("scheduler"), calls.count(0)  # 0 is the first optimizer
     if not moved:
         yield note("scheduler", "the step does not step it")

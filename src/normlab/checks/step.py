@@ -16,6 +16,7 @@ from torch.optim import SGD
 
 from normlab.base.units import count
 from normlab.checks.property import BACKWARD, WHOLE_STEP, Answers, fail, needs, note, property_of
+from normlab.setups.window import WindowStep
 from normlab.trace.autograd import Weights
 from normlab.trace.compare import distance
 from normlab.trace.dry_run import (
@@ -47,7 +48,7 @@ NO_STEP: Final = "there is no step: pass step=, a function of model, batch, opti
     explains=["repeats", "overfit"],
     passes=4,
     steps=4,
-    applies=lambda step: needs(step.setup.step, NO_STEP),
+    applies=lambda step: needs(step.setup.step is not None, NO_STEP),
     uses=WHOLE_STEP,
 )
 def step(step: StepUnderTest) -> Answers:
@@ -56,7 +57,7 @@ def step(step: StepUnderTest) -> Answers:
 
     The gradient at optimizer.step() = clip(∂(loss of the whole batch)/∂θ).
     """
-    exact, seen, again = step.whole_step.twice
+    exact, seen, again = step.whole_step.two_runs
     run = step.whole_step.dry_run(exact=exact)
     yield from _steps_once(step, run, seen)
     yield from _follows_once(step, run, seen)
@@ -73,7 +74,7 @@ def _steps_once(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers
     if not any(counts):
         # a loop that accumulates gradients over several calls steps in the last of them
         for _ in range(7):
-            later = run.run(step.stepped)
+            later = run.run(step.step_batch)
             if any(call != "scheduler" for call in later.calls):
                 raise Unknown("it steps the optimizer only in some calls; pass the step of a whole batch")
         yield fail("step", "it never calls step() of the optimizer that it is given", "call it")
@@ -88,7 +89,7 @@ def _steps_once(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers
 def _follows_once(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
     """What no optimizer moves, such as a moving average, moves after the passes, or before them."""
     held_names = {run.names.get(id(p)) for p in parameters_of(run.optimizers)}
-    by_forward = {*step.rewritten[False], *step.rewritten[True]}
+    by_forward = {*step.forward_writes[False], *step.forward_writes[True]}
     others = [name for name in seen.between if name not in held_names and name not in by_forward]
     if others:
         written_to = f"{count(len(others), 'parameter')} that no optimizer holds, such as {others[0]}"
@@ -101,7 +102,7 @@ def _is_fresh(step: StepUnderTest, seen: ObservedStep, again: ObservedStep) -> A
     second = fit(again.gradients, seen.gradients)
     is_off = second.apart > step.whole_step.gradient_rounding
     # a step that writes into its batch is another mistake, which ``repeats`` names
-    if is_off and written(step.stepped, seen.batch) is None:
+    if is_off and written(step.step_batch, seen.batch) is None:
         evidence = f"from the same weights the second gradient is {second.factor:.3g} times the first"
         yield fail("step", evidence, "zero the gradients once in each step; keep nothing for the next")
 
@@ -117,7 +118,7 @@ def _clips(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
     declared = step.declare.max_grad_norm
     if not seen.clips and not declared:
         return
-    small, large = seen, run.run(step.stepped, scale=BIG)  # so large that everything is clipped
+    small, large = seen, run.run(step.step_batch, scale=BIG)  # so large that everything is clipped
     if not large.clips:
         # gradients that grow with the loss are not clipped in any other way either
         if isclose(fit(large.gradients, small.gradients).factor, BIG / SMALL, rel_tol=CLOSE):
@@ -134,17 +135,20 @@ def _clips(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
         yield fail("step", evidence, advice)
     elif spared:
         yield fail("step", f"{len(spared)} parameters are not clipped ({', '.join(spared[:3])})", advice)
-    elif declared and not isclose(large.clips[-1][1], declared, rel_tol=1e-3):  # torch adds 1e-6 to a norm
-        evidence = f"gradients are clipped to {large.clips[-1][1]:.4g}, but {declared:.4g} is declared"
-        yield fail("step", evidence, "clip to the norm that was asked for")
+    elif declared:
+        # a clip of parameters without gradients leaves nothing
+        left = next((clip.left_of_all for clip in reversed(large.clips) if clip.left), 0.0)
+        if not isclose(left, declared, rel_tol=1e-3):  # torch adds 1e-6 to a norm
+            evidence = f"gradients are clipped to {left:.4g}, but {declared:.4g} is declared"
+            yield fail("step", evidence, "clip to the norm that was asked for")
 
 
 def step_and_whole(step: StepUnderTest) -> tuple[Weights, Fit]:
     """Return the gradient of the whole batch's loss, and the step's as a factor times it."""
-    exact, seen, _ = step.whole_step.twice
+    exact, seen, _ = step.whole_step.two_runs
     run = step.whole_step.dry_run(exact=exact)
     # in the mode of the step: whether that is the right one is asked apart
-    of_loss = run.gradients(step.stepped, training=not seen.training or any(seen.training))
+    of_loss = run.gradients(step.step_batch, training=not seen.training or any(seen.training))
     return of_loss, fit(seen.gradients, of_loss, SMALL)
 
 
@@ -166,7 +170,7 @@ def _averages(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
     if not seen.nonzero:
         yield fail("step", "every gradient is zero in the optimizer", "zero them before backward")
     needs(not seen.moved, "the step writes to the weights between its passes, so no gradient is right")
-    with_another_seed = run.run(step.stepped, scale=SMALL, seed=SEED + 1)
+    with_another_seed = run.run(step.step_batch, scale=SMALL, seed=SEED + 1)
     if fit(with_another_seed.gradients, seen.gradients).rest > floor:
         raise Unknown("the step draws random numbers of its own, so no two of its gradients are the same")
     if match.rest <= floor:
@@ -180,13 +184,12 @@ def _averages(step: StepUnderTest, run: DryRun, seen: ObservedStep) -> Answers:
 
 def _weighs_a_shorter_window(step: StepUnderTest) -> Answers:
     """Whether a recorded loop averages a window of fewer micro-batches, as the last of an epoch, too."""
-    shorter = getattr(step.setup.step, "shorter", None)
+    own_step = step.setup.step
+    shorter = own_step.shorter if isinstance(own_step, WindowStep) else None
     if shorter is not None:
         passes = count(shorter.micro_batches, "pass")
-        evidence = (
-            f"in a later step of {passes} the gradient is {shorter.weight:.4g} times that of its whole "
-        )
-        evidence += "batch"
+        times = f"{shorter.weight:.4g} times that of its whole batch"
+        evidence = f"in a later step of {passes} the gradient is {times}"
         advice = "divide by the number of micro-batches that the step really has"
         yield fail("step", evidence, advice)
 
@@ -211,8 +214,8 @@ def repeats(step: StepUnderTest) -> Answers:
     place, whole_step = "step", step.whole_step
     if step.setup.optimizer is None:  # then the loss alone is run twice, in a plain step of any optimizer
         place, whole_step = "loss", whole_step.with_plain_step(lambda model: SGD(model.parameters()))
-    _, first, again = whole_step.twice
-    entry = written(step.stepped, first.batch)
+    _, first, again = whole_step.two_runs
+    entry = written(step.step_batch, first.batch)
     if entry is not None:
         evidence = "the step writes into the batch, which is different from then on"
         yield fail(entry, evidence, "change a copy")
@@ -270,4 +273,4 @@ def _few_rows(step: StepUnderTest) -> Any:
             few = step.facts.with_rows(torch.arange(4))
             step.whole_step.dry_run().run(few)
             return few
-    return step.stepped
+    return step.step_batch

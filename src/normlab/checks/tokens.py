@@ -54,7 +54,7 @@ def _moved(
     difference = step.comparison.difference(base, base.again(batch=batch), part)
     if difference is not None:
         mode = " in training mode" if training else ""
-        evidence = f"outputs move by {difference.size:.1e} of their size when {what} change{mode}"
+        evidence = f"outputs move by {difference.size:.2g} of their size when {what} change{mode}"
         yield fail(difference.module, evidence, advice)
 
 
@@ -89,7 +89,7 @@ def rows(step: StepUnderTest) -> Answers:
     # random noise belongs to a row's place
     is_drawn = bool(distance(logits, step.comparison.logits(step.exact.again(seed=1))))
     if not is_drawn:
-        evidence = f"rows in another order change outputs by {size:.1e} of their size"
+        evidence = f"rows in another order change outputs by {size:.2g} of their size"
         yield fail("", evidence, "index nothing by row")
 
 
@@ -305,7 +305,7 @@ def padding(step: StepUnderTest) -> Answers:
         size = off_with_more_frames(step, frames)
         frames_are_compared = not isnan(size)
         if size > step.rounding:
-            evidence = f"one more frame of padding in {place_name(frames.place)} moves outputs by {size:.1e}"
+            evidence = f"one more frame of padding in {place_name(frames.place)} moves outputs by {size:.2g}"
             evidence += " of their size"
             yield fail("", evidence, "pass the mask, or the lengths, to every layer")
     if len(reasons) == len(step.facts.sources) and not frames_are_compared:
@@ -359,12 +359,12 @@ def _arranged(step: StepUnderTest, tokens: Tokens, padded: Padding) -> Answers:
 
     if (size := off("cut")) > step.rounding:
         advice = "pass the mask to every layer, and count positions from the first token"
-        yield fail("", f"a row cut to its tokens gives outputs {size:.1e} off", advice)
+        yield fail("", f"a row cut to its tokens gives outputs {size:.2g} off", advice)
     elif (size := off("more")) > step.rounding:
-        evidence = f"one more column of padding moves outputs by {size:.1e} of their size"
+        evidence = f"one more column of padding moves outputs by {size:.2g} of their size"
         yield fail("", evidence, "do not count padding in means, positions and lengths")
     elif (size := off("moved")) > step.rounding:
-        evidence = f"padding at the other end moves outputs by {size:.1e} of their size"
+        evidence = f"padding at the other end moves outputs by {size:.2g} of their size"
         with_other_ids = ways["moved"]._replace(batch=facts.other_tokens(~real, tokens))
         # there, neither what is under the padding nor how much there is of it may matter
         sizes = off("moved", with_other_ids), off("moved on", ways["moved"])
@@ -453,7 +453,7 @@ def _in_each_layer(step: StepUnderTest) -> Answers:
         evidence += "and nothing else tells positions apart"
         yield fail(first.module, evidence, ORDERED)
     if first.slope >= least and (size := first.beyond_distance) > least:
-        evidence = f"{scores} depend on more than the distance, by {size:.1e} of their size"
+        evidence = f"{scores} depend on more than the distance, by {size:.2g} of their size"
         yield fail(first.module, evidence, ALIKE)
     if flat and not elsewhere:
         yield from _without_positions(step, flat, layers)
@@ -510,7 +510,7 @@ def documents(step: StepUnderTest) -> Answers:
     # as a row that is cut to what is real in it, of which only that document is
     alone = Padding(second, "", None, None).arranged()["cut"]
     if (size := off_arranged(step, second, alone)) > step.rounding:
-        evidence = f"a document alone gives outputs {size:.1e} of their size off those in its row"
+        evidence = f"a document alone gives outputs {size:.2g} of their size off those in its row"
         advice = "restart positions at each document, and masks at the token after an end"
         yield fail("", evidence, advice)
     with suppress(Unknown):

@@ -62,7 +62,7 @@ def _copies(copies: CopiesRun) -> Iterator[str]:
         yield from _named("precision", f"float64{in_part}")
     else:
         yield from _named("precision", f"the model's own: {copies.why_inexact}")
-    yield from _named("rounding", f"two runs may differ by {copies.rounding:.1e} of their size")
+    yield from _named("rounding", f"two runs may differ by {copies.rounding:.2g} of their size")
     yield from _named("batch", copies.batch or "all of it")
 
 
@@ -113,12 +113,12 @@ def _runs(compared: RunsCompared) -> tuple[str, str]:
         answer = "they agree"
     else:
         answer = f"they differ from {compared.module or 'no single module'} on,"
-    sizes = f"difference {compared.size:.1e}, limit {compared.limit:.1e}"
+    sizes = f"difference {compared.size:.2g}, limit {compared.limit:.2g}"
     return what, f"{answer} in {selected:,} of {total:,} numbers: {sizes}"
 
 
 def _tensors(compared: TensorsCompared) -> tuple[str, str]:
-    return f"compare two tensors {list(compared.shape)}", f"difference {compared.size:.1e} of their size"
+    return f"compare two tensors {list(compared.shape)}", f"difference {compared.size:.2g} of their size"
 
 
 def _setting(setting: Setting) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -54,7 +57,7 @@ class WatchCommand:
         script = Script(self.module or self.source, self.arguments, bool(self.module))
         errors.write(f"running {script.name}, watched")
         watch = Watch(self.probes, out=self.out, every_steps=self.every_steps)
-        with script.surroundings():
+        with script.surroundings(), _warnings_as_sentences():
             training = follow(watch)
             try:
                 script.run()
@@ -82,6 +85,27 @@ class WatchCommand:
             f"{self.source} is no training script; name one, as in normlab watch train.py, or use "
             "normlab.watch(model, optimizer) in your own loop"
         )
+
+
+@contextmanager
+def _warnings_as_sentences() -> Generator[None]:
+    """Print a warning of the watch as its sentence, without the line of normlab that gave it."""
+    from normlab.watching.watcher import WatchWarning
+
+    usual = warnings.formatwarning
+
+    def format_warning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if issubclass(category, WatchWarning):
+            return f"{message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_warning
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def _last_line(name: str, watch: Watch) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.base.io import Count, Positive, validated
+from normlab.base.units import short_rate
 from normlab.diagnosis.reading import pointed_out, read_structure
 from normlab.diagnosis.recording import refuse_elsewhere
 from normlab.diagnosis.result import Diagnosis
@@ -377,5 +378,6 @@ def _facts(subject: Subject, loss: float, optimizer: torch.optim.Optimizer, rate
         "batch": ", ".join(shapes),
         "device": str(_device(subject.model)),
         "loss": f"{loss:.4g}",
-        "optimizer": f"{type(optimizer).__name__}{in_training}, lr {rate:g}",
+        # three digits, so that a schedule that begins next to its peak shows the rate that was typed
+        "optimizer": f"{type(optimizer).__name__}{in_training}, lr {short_rate(rate, 3)}",
     }

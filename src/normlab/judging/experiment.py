@@ -64,6 +64,24 @@ class SideRun:
 
 
 @dataclass(frozen=True)
+class KilledRun:
+    """A run that signals have killed each time that it was tried, as where memory runs out."""
+
+    seed: int
+    side: str
+    signal: int
+    """The number of the last of these signals."""
+    times: int
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"the {self.side} was killed by signal {self.signal} at seed {self.seed}, {self.times} times, "
+            "which says nothing about its score; the same command tries it again"
+        )
+
+
+@dataclass(frozen=True)
 class Experiment:
     """The answer about one candidate, with every run that it rests on."""
 
@@ -81,7 +99,11 @@ class Experiment:
     """How many runs ended now."""
     seconds: float = 0.0
     ended_by: str = ""
-    """Why it ended undecided: the budget, the number of seeds, that it is hopeless, or an interruption."""
+    """Why it ended undecided: the budget, the number of seeds, that it is hopeless, an interruption, or a run
+    that was killed.
+    """
+    killed: tuple[KilledRun, ...] = ()
+    """The runs without a result because signals killed them."""
     digits: int = 4
     fresh: Interval | None = None
     """The gain on seeds that played no part in the decision, with a 95% interval."""
@@ -145,6 +167,7 @@ class Experiment:
             "candidate": {"id": self.candidate.id, **to_plain(self.candidate)},
             "rows": rows,
             "ended_by": self.ended_by,
+            "killed": to_plain(self.killed),
             "ran": self.ran,
             "reused": self.reused,
             "seconds": round(self.seconds, 3),

@@ -24,7 +24,7 @@ from normlab.base.locks import reserved
 from normlab.errors import UserError
 from normlab.judging.command import Command
 from normlab.judging.difference import Interval
-from normlab.judging.experiment import BASELINE, CANDIDATE, SIDES, Experiment, Request, SideRun
+from normlab.judging.experiment import BASELINE, CANDIDATE, SIDES, Experiment, KilledRun, Request, SideRun
 from normlab.judging.judgement import KEEP, UNDECIDED
 from normlab.judging.kept import RECORD, scored
 from normlab.judging.ledger import Ledger, Question, Score
@@ -36,6 +36,8 @@ from normlab.judging.statistics import mean_margin
 
 BROKEN_AFTER: Final = 2
 """A command whose first runs all ended in an error is one that does not work, and no result."""
+TRIES: Final = 2
+"""How often a run is started that signals kill."""
 INTERRUPTED: Final = "it was interrupted"
 Progress = Callable[[str, int, int], None]
 """Is told what begins, how many seeds are judged, and how many there are at most."""
@@ -80,6 +82,8 @@ class _Experimenter:
         self.results: dict[RunKey, SideRun] = {}
         self.reused: set[RunKey] = set()
         """Runs that an earlier experiment has ended."""
+        self.killed: dict[RunKey, KilledRun] = {}
+        """Runs that signals have killed, so far without a result."""
         self.judge = _judge_of(request)
         self.judged: list[int] = []
         """The seeds that were judged, in their order."""
@@ -126,7 +130,7 @@ class _Experimenter:
 
     def _measured_again(self, answer: Experiment) -> Experiment:
         """Measure the gain of a kept change on seeds beyond those that could decide: a change is kept if its
-        gain looks large, so what was seen of it is too large in the mean (winner's curse).
+        gain looks large, so what was seen of it is too large on average (winner's curse).
         """
         seeds = range(self.seeds.stop, self.seeds.stop + self.request.fresh_seeds)
         waiting = self._not_ended(seeds)
@@ -140,7 +144,10 @@ class _Experimenter:
         mean, margin = (float(value) for value in mean_margin(np.array(gains)))
         gain = Interval(mean) if math.isnan(margin) else Interval(mean, mean - margin, mean + margin)
         seconds = time.monotonic() - self.begun
-        return replace(answer, fresh=gain, fresh_seeds=len(gains), ran=self.ran, seconds=seconds)
+        killed = tuple(self.killed.values())
+        return replace(
+            answer, fresh=gain, fresh_seeds=len(gains), ran=self.ran, seconds=seconds, killed=killed
+        )
 
     def _gain(self, seed: int) -> float | None:
         """By how much the candidate is better at a seed; None if one of the two runs has no score."""
@@ -183,20 +190,30 @@ class _Experimenter:
                     if process is not None:
                         running[threads.submit(process.wait)] = (seed, side, process)
                 if running:
-                    self._wait_for_one_of(running)
+                    waiting.extendleft(self._wait_for_one_of(running))
                 elif waiting:
                     self.ended_by = "the budget is spent"
                     return
                 self._judge_what_is_known()
 
-    def _wait_for_one_of(self, running: dict[Future[None], tuple[int, str, Process]]) -> None:
-        """Wait until a run has ended, and read each that has."""
+    def _wait_for_one_of(self, running: dict[Future[None], tuple[int, str, Process]]) -> list[RunKey]:
+        """Wait until a run has ended, and read each that has. Returns those to try again."""
         done, _ = wait(running, return_when=FIRST_COMPLETED)
+        again = list[RunKey]()
         for future in done:
             seed, side, _ = running.pop(future)
             future.result()  # raises what went wrong with its place
-            self._read(seed, side)
             self.ran += 1
+            if number := self.runs[side].folder(seed).killed_by():
+                before = self.killed.get((seed, side))
+                times = 1 if before is None else before.times + 1
+                self.killed[seed, side] = KilledRun(seed, side, number, times)
+                if times < TRIES:
+                    again.append((seed, side))
+            else:
+                self.killed.pop((seed, side), None)
+                self._read(seed, side)
+        return again
 
     def _start(self, seed: int, side: str) -> Process | None:
         """Start a run; None if a process that an earlier experiment started has ended it meanwhile.
@@ -226,7 +243,7 @@ class _Experimenter:
 
     def _is_over(self) -> bool:
         decision = self.judge.decision
-        if decision.decided or len(self.judged) == self.request.max_seeds:
+        if self.ended_by or decision.decided or len(self.judged) == self.request.max_seeds:
             return True
         return decision.hopeless and not self.request.patient
 
@@ -243,7 +260,13 @@ class _Experimenter:
         """Judge the seeds whose two runs have ended, as far as no seed before them is open."""
         for seed in self.seeds[len(self.judged) :]:
             first, second = (self.results.get((seed, side)) for side in SIDES)
-            if first is None or second is None or self._is_over():
+            if self._is_over():
+                return
+            lost = [run for run in self.killed.values() if run.seed == seed and run.times == TRIES]
+            if lost:
+                self.ended_by = lost[0].sentence
+                return
+            if first is None or second is None:
                 return
             self.judge.add(seed, first.score, second.score)
             self.judged.append(seed)
@@ -279,6 +302,7 @@ class _Experimenter:
             ran=self.ran,
             seconds=time.monotonic() - self.begun,
             ended_by=self._why_undecided(decision),
+            killed=tuple(self.killed.values()),
             digits=self.judge.metric.digits,
         )
 

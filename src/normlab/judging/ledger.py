@@ -84,7 +84,7 @@ class Proposal:
     verdict: str = UNDECIDED
     seeds: int = 0
     gain: Interval | None = None
-    """As it was judged: that of a kept one is too large in the mean, because it was kept for it."""
+    """As it was judged: that of a kept one is too large on average, because it was kept for it."""
     measured: Interval | None = None
     """The gain on fresh seeds that played no part in the decision, with a 95% interval."""
     fresh_seeds: int = 0
@@ -192,7 +192,7 @@ class Ledger:
         if measured:
             seen, real = (sum(values) / len(measured) for values in zip(*measured, strict=True))
             yield (
-                f"What was kept gained {seen:+.{self.digits}f} in the mean as it was judged, and "
+                f"What was kept gained {seen:+.{self.digits}f} on average as it was judged, and "
                 f"{real:+.{self.digits}f} on fresh seeds."
             )
         yield f"The next proposal is judged at a level of {self._next_level():.2g}."

@@ -3,6 +3,7 @@
 A run is a shell that runs the command and then writes its exit code. It holds the lock of the run's folder
 for as long as it lives, which may be longer than the process that started it: whoever comes next waits for
 it, and finds its result. A folder without an exit code belongs to a run that was stopped; it starts anew.
+So does a run that a signal has killed, as where memory ran out: that says nothing about its command.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ PATIENCE_SECONDS: Final = 5.0
 """A run that is to stop has so long to end by itself."""
 CANNOT_START: Final = (126, 127)
 """Exit codes of a shell whose command is not there, or is no program."""
+OF_SIGNALS: Final = 128
+"""A shell adds this to the number of the signal that has killed its command."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,12 @@ class EndedRun:
     seed: int
     exit_code: int
     seconds: float
+
+    @property
+    def signal(self) -> int:
+        """The number of the signal that killed it; 0 if it ended by itself."""
+        number = self.exit_code - OF_SIGNALS
+        return number if number in signal.valid_signals() else 0
 
 
 class RunFolder:
@@ -52,7 +61,17 @@ class RunFolder:
         return self.path / "log"
 
     def ended(self) -> EndedRun | None:
-        """The run if it has ended, else None. What a shell has left is written down as a whole."""
+        """The run if it has ended by itself, else None."""
+        run = self._last()
+        return None if run is None or run.signal else run
+
+    def killed_by(self) -> int:
+        """The number of the signal that killed its last run; 0 if none did."""
+        run = self._last()
+        return 0 if run is None else run.signal
+
+    def _last(self) -> EndedRun | None:
+        """The last run, however it has ended. What a shell has left is written down as a whole."""
         record, code = self.path / "run.json", self.path / "exit"
         if record.is_file():
             return from_plain(EndedRun, read_json(record), str(record))

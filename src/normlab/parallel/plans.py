@@ -22,7 +22,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from normlab.parallel.observed import StepObserver, gathered_tensor
-from normlab.private_torch import CLIP, all_gather_function, attention_kernel, clip_by_norm
+from normlab.private_torch import all_gather_function, attention_kernel, clip_by_norm, replace_clip_by_norm
 from normlab.setups.recorder import Recorder
 from normlab.trace.patching import Clip, clipping
 
@@ -89,7 +89,7 @@ def note_norms(observer: StepObserver) -> None:
             observer.norms.append(float(gathered_tensor(call.norm)))
         yield
 
-    setattr(*CLIP, clipping(clip_by_norm(), noted))  # and nothing is put back
+    replace_clip_by_norm(clipping(clip_by_norm(), noted))  # and nothing is put back
 
 
 class Plans:

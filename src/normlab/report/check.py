@@ -51,8 +51,13 @@ def _sections(result: CheckResult) -> Iterator[Section]:
         caption = "Unusual, but perhaps intended: nothing here fails a check."
         yield Section("Notes", [_findings(result.notes, caption)], "notes")
     unjudged, inapplicable = _not_judged(result)
-    if unjudged:
-        yield Section("What could not be tested", [_reasons(result, unjudged)], "untestable")
+    not_tested: list[Block] = [_reasons(result, unjudged)] if unjudged else []
+    not_tested += [
+        Text(f"Loss {loss.number} of those that are added up: {loss.reason}.")
+        for loss in result.unreached_losses
+    ]
+    if not_tested:
+        yield Section("What could not be tested", not_tested, "untestable")
     yield Section("What holds", [_holding(result)], "holds")
     if inapplicable:
         yield Section("What does not apply", [_reasons(result, inapplicable)], "inapplicable")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import polars as pl
 
 from normlab.base.metric import Metric
 from normlab.base.units import rate
 from normlab.lab.comparison.result import Comparison
-from normlab.report.charts.comparison import score_dots, sensitivity, time_bars
+from normlab.report.charts.comparison import far_in_words, score_dots, sensitivity, time_bars
 from normlab.report.comparison_frames import (
     TRAIN,
     against_cost,
@@ -30,19 +30,20 @@ from normlab.report.runs import RunView
 def chart_sections(
     comparison: Comparison, views: Mapping[str, RunView], notes: Sequence[Text]
 ) -> list[Section]:
-    """Return the sections of charts; the notes stand below the first one or two."""
+    """Return the sections of charts; the notes stand below the first chart, or the first two."""
     results = recipe_results(comparison)
     is_swept = len(comparison.lrs) > 1
-    first = [_scores_chart(comparison, results)]
+    at_a_glance = [_scores_chart(comparison, results)]
     if is_swept:
-        first.append(_rates_chart(comparison))
-    sweep = [_sweep_section(comparison, views)] if is_swept else []
-    return [
-        Section("", [Columns(first), Notes(notes)], "glance", listed=False),
+        at_a_glance.append(_rates_chart(comparison))
+    sections = [
+        Section("", [Columns(at_a_glance), Notes(notes)], "glance", listed=False),
         _training_section(comparison, views),
-        *sweep,
-        _cost_section(comparison, views, results),
     ]
+    if is_swept:
+        sections.append(_sweep_section(comparison, views))
+    sections.append(_cost_section(comparison, views, results))
+    return sections
 
 
 def _names(comparison: Comparison) -> list[str]:
@@ -50,20 +51,20 @@ def _names(comparison: Comparison) -> list[str]:
 
 
 def _scores_chart(comparison: Comparison, results: pl.DataFrame) -> Chart:
-    metric, seeds = comparison.headline, seed_scores(comparison)
-    # charts.comparison.FAR in words
-    far = "below half" if metric.higher_is_better else "above twice"
+    metric = comparison.headline
+    seeds = seed_scores(comparison)
     return Chart(
         f"test-{metric.name}",
         f"Test {metric.label}",
-        words(comparison.noun)["scores"].format(far=far),
+        words(comparison.noun)["scores"].format(far=far_in_words(metric)),
         lambda _: score_dots(results, seeds, _names(comparison), metric),
         csv=results.write_csv,
     )
 
 
 def _rates_chart(comparison: Comparison) -> Chart:
-    sweep, rates = sweep_scores(comparison), sorted(comparison.lrs)
+    sweep = sweep_scores(comparison)
+    rates = sorted(comparison.lrs)
     return Chart(
         "learning-rate",
         "Sensitivity to the learning rate",
@@ -99,8 +100,9 @@ def _training_section(comparison: Comparison, views: Mapping[str, RunView]) -> S
 
 def _sweep_section(comparison: Comparison, views: Mapping[str, RunView]) -> Section:
     """Return the training curves at every learning rate."""
-    recipes, axis = _names(comparison), replace(LOSS, height=190)
+    recipes = _names(comparison)
     entropy = comparison.unigram_entropy_nats
+    axis = replace(LOSS, height=190)
     charts = []
     for lr in sorted(comparison.lrs):
         frame = trial_curves(comparison, views, lr)
@@ -123,21 +125,26 @@ class _Cost(NamedTuple):
     """A format of d3."""
 
 
+TOKENS: Final = _Cost("tokens", "Tokens that were predicted in training.", "seen", "training tokens", "~s")
+FLOPS: Final = _Cost(
+    "FLOPs", "Of matrix products in the forward and backward passes.", "flops", "training FLOPs", "~e"
+)
+
+
+def _time_of(noun: str) -> _Cost:
+    caption = f"At each {noun}'s mean speed over its seeds."
+    return _Cost("time", caption, "minutes", "training time, minutes", "~r")
+
+
 def _cost_section(comparison: Comparison, views: Mapping[str, RunView], results: pl.DataFrame) -> Section:
     """Return the dev score against time, tokens and FLOPs where they are known, and the time of a run."""
-    recipes, metric = _names(comparison), comparison.dev_metric
-    dev = seed_curves(comparison, views, "dev", (metric.name, "seconds"))
-    dev = against_cost(dev, seed_curves(comparison, views, "train", TRAIN), comparison)
-    speed = f"At each {comparison.noun}'s mean speed over its seeds."
-    products = "Of matrix products in the forward and backward passes."
+    recipes = _names(comparison)
+    metric = comparison.dev_metric
+    scores = seed_curves(comparison, views, "dev", (metric.name, "seconds"))
+    dev = against_cost(scores, seed_curves(comparison, views, "train", TRAIN), comparison)
     # the time is always known, tokens and FLOPs are not
-    costs = [_Cost("time", speed, "minutes", "training time, minutes", "~r")]
-    for cost in (
-        _Cost("tokens", "Tokens that were predicted in training.", "seen", "training tokens", "~s"),
-        _Cost("FLOPs", products, "flops", "training FLOPs", "~e"),
-    ):
-        if (dev[cost.column] > 0).any():
-            costs.append(cost)
+    costs = [_time_of(comparison.noun)]
+    costs += [cost for cost in (TOKENS, FLOPS) if (dev[cost.column] > 0).any()]
     charts = [_chart_against(cost, dev, metric, recipes) for cost in costs]
     charts.append(
         Chart(

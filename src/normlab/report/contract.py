@@ -59,6 +59,9 @@ def document(report: Mapping[str, Any]) -> dict[str, Any]:
             {"property": name, "reason": reason, "applies": name in result.applying}
             for name, reason in result.untestable.items()
         ],
+        "unreached_losses": [
+            {"number": loss.number, "reason": loss.reason} for loss in result.unreached_losses
+        ],
         "notes": [_finding(result, note) for note in result.notes],
         "statements": result.statements,
         "facts": result.facts,

@@ -13,8 +13,8 @@ from normlab.report.page import Cell, Page, PageTable, Section, Text
 METHOD: Final = (
     "Each proposal is judged at a level of its own (LORD++, Ramdas et al. 2017): the levels of proposals "
     "without effect add up to at most 5%, and every keep after the first earns as much again, so that of all "
-    "that is kept at most 5% are luck in the mean. A kept change is measured again on fresh seeds: it was "
-    "kept because its gain looked large, so what was seen of it is too large in the mean."
+    "that is kept at most 5% are luck on average. A kept change is measured again on fresh seeds: it was "
+    "kept because its gain looked large, so what was seen of it is too large on average."
 )
 
 

@@ -66,7 +66,7 @@ def run_page(folder: Path) -> str:
             *flight_sections(files.flights()),
             *sublayer_sections(probes),
             *_test(run, read_scores(files.best_scores)),
-            Section("The run, exactly", run_details(run, {}).blocks, f"run-{run.id}"),
+            Section("The run, exactly", run_details(run, {}).blocks, "settings"),
         ],
         series=_sides(run),
     ).html()

@@ -105,8 +105,8 @@ def _chart_by_rate(setup: TrialsResult, place: int) -> Chart:
         )
 
     marks = (
-        "Band: within 5% of the best here, up to the highest such rate; a long training may use lower ones. "
-        "Cross: ended early."
+        "Band: worse than the best by at most 5% of what it learnt, up to the highest such rate; a long "
+        "training may use lower ones. Cross: ended early."
     )
     rows = [
         {"learning rate": short_rate(trial.rate), "loss": trial.loss, "ended early": trial.stopped}
@@ -198,4 +198,4 @@ def _loss_cell(setup: TrialsResult, value: float) -> Cell:
     behind = f"+{trial.loss - least:.3f}"
     if trial.usable:
         return Cell(f"{trial.loss:.3f}", behind)
-    return Cell(f"{trial.loss:.3f}", f"{behind}, worse than 5%", tone="faint")
+    return Cell(f"{trial.loss:.3f}", f"{behind}, more than 5% of what the best learnt", tone="faint")

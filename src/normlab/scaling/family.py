@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from normlab.errors import UserError
 from normlab.scaling.exponents import Axis
-from normlab.setups.function import called
+from normlab.setups.function import setup_from_function
 from normlab.setups.setup import Setup, shown
 from normlab.setups.step import with_step
 from normlab.trace.restore import same_random_state
@@ -106,6 +106,6 @@ def family_of(
     name = title or getattr(source, "__qualname__", "setup")
 
     def make(size: int, seed: int) -> Setup:
-        return called(source, name, seed, **{axis: size})
+        return setup_from_function(source, name, seed, **{axis: size})
 
     return SetupFamily(name, axis, ascending, make)

@@ -24,8 +24,9 @@ def losses_of_own_passes(flow: Flow) -> list[Flow]:
     What a loss is multiplied by on its way into the sum is left out, where that is a plain number.
     """
     parts = [_part(flow, _unscaled(flow, term)) for term in _addends(flow, flow.loss)]
-    parts = [part for part in parts if _passes(part)]
-    return [part for part in parts if any(_passes(part).isdisjoint(_passes(other)) for other in parts)]
+    passes = [_passes(part) for part in parts]
+    with_passes = [(part, own) for part, own in zip(parts, passes, strict=True) if own]
+    return [part for part, own in with_passes if any(own.isdisjoint(others) for _, others in with_passes)]
 
 
 def _addends(flow: Flow, number: Number) -> list[Number]:

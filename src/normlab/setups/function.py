@@ -23,12 +23,12 @@ from normlab.setups.named import NamedSetup
 from normlab.setups.setup import Setup
 from normlab.trace.restore import same_random_state
 
-ANEW: Final = ("seed", "width", "depth")
-"""Arguments that a ``setup`` function may declare."""
+ARGUMENTS: Final = ("seed", "width", "depth")
+"""What a ``setup`` function may take."""
 SOURCES: Final[dict[str, Callable[..., Any]]] = {}
 """Functions that make a setup of what is typed after a word and a colon, by that word."""
-SIZED: Final = {"width": (256, "n_embd"), "depth": (4, "n_layer")}
-"""Sizes, with the value and the argument that the example of such a function shows for them."""
+SIZE_EXAMPLES: Final = {"width": (256, "n_embd"), "depth": (4, "n_layer")}
+"""For each size that a function may take, the value and the argument that an example of one shows for it."""
 
 
 def setup_source(word: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -60,7 +60,7 @@ def setup_from_file(reference: str, *, seed: int) -> Iterator[NamedSetup]:
     """
     with function_from_file(reference, seed=seed) as function:
         with redirect_stdout(sys.stderr), same_random_state(seed):
-            setup = called(function, reference, seed)
+            setup = setup_from_function(function, reference, seed)
         yield NamedSetup(f"{type(setup.model).__name__} of {reference}", setup)
 
 
@@ -80,20 +80,27 @@ def function_from_file(reference: str, *, seed: int) -> Iterator[Any]:
     path, arguments = list(sys.path), list(sys.argv)
     try:
         with redirect_stdout(sys.stderr), same_random_state(seed):
-            value = _attribute(_load(where), where, name if colon else "setup")
+            module = _run_file(where) if where.endswith(".py") else _import(where)
+            value = _attribute(module, where, name if colon else "setup")
         yield value
     finally:
         sys.path[:], sys.argv[:] = path, arguments
 
 
-def _load(where: str) -> Any:
+def _import(name: str) -> Any:
+    """Import a module, of the current folder or installed."""
+    sys.path.insert(0, str(Path.cwd()))
+    return _guard(lambda: import_module(name), f"the module {name!r}")
+
+
+def _run_file(where: str) -> Any:
+    """Run a file as a module, and return that. It is not imported, for it may lie anywhere."""
     file = Path(where)
-    if not where.endswith(".py"):
-        sys.path.insert(0, str(Path.cwd()))
-        return _guard(lambda: import_module(where), f"the module {where!r}")
     if not file.is_file():
         raise UserError(f"there is no file {where}; give one that defines setup(), as in train.py:setup")
-    name = file.stem if file.stem not in sys.modules and file.stem.isidentifier() else f"normlab_{file.stem}"
+    # under its own name, unless another module has that, or Python could not import it
+    is_free = file.stem.isidentifier() and file.stem not in sys.modules
+    name = file.stem if is_free else f"normlab_{file.stem}"
     spec = util.spec_from_file_location(name, file.resolve())
     if spec is None or spec.loader is None:
         raise UserError(f"{where} cannot be run as Python")
@@ -110,41 +117,44 @@ def _load(where: str) -> Any:
 
 
 def _attribute(module: Any, where: str, name: str) -> Any:
+    """Return what a name refers to. Raises UserError, with the functions that there are, if there is none."""
     if hasattr(module, name):
         return getattr(module, name)
     public = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
+    others = f", or name another function: {', '.join(public[:8])}" if public else ""
     raise UserError(
-        f"{where} has no {name!r}; define {name}(), which returns normlab.Setup(model, batches, …)"
-        + (f", or name another function: {', '.join(public[:8])}" if public else "")
+        f"{where} has no {name!r}; define {name}(), which returns normlab.Setup(model, batches, …){others}"
     )
 
 
-def called(value: Any, reference: str, seed: int, **size: int) -> Setup:
-    """Return the setup that a function of the user's returns, or that a value is.
+def setup_from_function(function: Any, reference: str, seed: int, **size: int) -> Setup:
+    """Return the setup that a function of the user's returns; what is no function may be the setup itself.
+
+    If the function takes a seed, the setup can make its model anew.
 
     Args:
-        value: The function, or what ``setup_in`` takes.
+        function: The function, or what ``setup_in`` takes.
         reference: What to call it in errors, as in ``train.py:setup``.
         seed: For a function that takes one: the seed with which it makes its model.
         size: The ``width`` or ``depth`` that the function is to build.
 
     Raises UserError for anything else, and for a function that takes no such size.
     """
-    if not callable(value) or isinstance(value, nn.Module):
+    if not callable(function) or isinstance(function, nn.Module):
         _require_sizes(size, {}, reference)
-        return setup_in(cast("Any", value), reference)
+        return setup_in(cast("Any", function), reference)
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(TypeError, ValueError):  # from functions written in C
-        parameters = inspect.signature(value).parameters
+        parameters = inspect.signature(function).parameters
     _require_sizes(size, parameters, reference)
     _require_no_others(parameters, {"seed", *size}, reference)
     takes_seed = "seed" in parameters
     seeds = {"seed": seed} if takes_seed else {}
-    returned = _guard(lambda: value(**size, **seeds), reference)
+    returned = _guard(lambda: function(**size, **seeds), reference)
     setup = setup_in(returned, f"{reference}()" if ":" in reference else f"{reference}:setup()")
     if not takes_seed or setup.make is not None:
         return setup
-    return replace(setup, make=lambda: Setup.of(value(**size, seed=draw_seed())).model)
+    return replace(setup, make=lambda: Setup.of(function(**size, seed=draw_seed())).model)
 
 
 def _require_no_others(
@@ -155,14 +165,18 @@ def _require_no_others(
     needed = [n for n, p in parameters.items() if p.default is p.empty and p.kind not in of_any_number]
     missing = [name for name in needed if name not in arguments]
     if missing:
-        advice = "give them defaults" if set(missing) <= set(ANEW) else f"it may declare {', '.join(ANEW)}"
+        advice = (
+            "give them defaults"
+            if set(missing) <= set(ARGUMENTS)
+            else f"it may declare {', '.join(ARGUMENTS)}"
+        )
         raise UserError(f"{reference} needs the arguments {', '.join(missing)}; {advice}")
 
 
 def _require_sizes(sizes: Iterable[str], parameters: Iterable[str], reference: str) -> None:
     """Raise UserError, with what to write, if a function does not take a size by its name."""
     for name in set(sizes) - set(parameters):
-        size, argument = SIZED[name]
+        size, argument = SIZE_EXAMPLES[name]
         raise UserError(
             f"{reference} takes no {name}; it must build the model in any {name}, as in\n\n"
             f"  def setup({name}={size}, seed=0):\n"

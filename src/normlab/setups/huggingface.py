@@ -25,6 +25,7 @@ from normlab.setups.shrink import LARGE, Build, count_parameters, shrunk, within
 from normlab.setups.sizes import entries
 from normlab.trace.patching import in_mode
 from normlab.trace.restore import same_random_state
+from normlab.trace.tensors import refusal
 
 ROWS: Final = 4
 POSITIONS: Final = 24
@@ -33,6 +34,11 @@ IGNORED: Final = -100
 """The label that Hugging Face's losses ignore."""
 COPIES: Final = 8
 """How many float32 copies of a model's parameters are in memory while a check runs."""
+OWN_SETUP: Final = (
+    "write a function setup() that returns normlab.Setup(model, batch, loss=…) in a file such as "
+    "my_setup.py, and type: normlab check my_setup.py:setup"
+)
+"""What to do with a model that reads another batch than the one that is made for its head."""
 Batch = dict[str, Tensor]
 
 
@@ -58,6 +64,7 @@ def setup_from_configuration(
             raise UserError(f"no model can be built from {source}: {in_one_line(error)}") from error
         batch = HEADS[head](config, torch.Generator().manual_seed(seed))
         _require_text(model, batch, head)
+        _require_pass(model, batch)
         if head == "CausalLM" and _asks_at_first_position(model, batch):
             batch["labels"] = functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
     head_over_words: Any = getattr(model, "get_output_embeddings", lambda: None)()
@@ -264,6 +271,16 @@ def _require_text(model: nn.Module, batch: Batch, head: str) -> None:
         raise UserError(
             f"{type(model).__name__} reads {name}, for which no batch can be made; write a function setup()"
         )
+
+
+def _require_pass(model: nn.Module, batch: Batch) -> None:
+    """Raise UserError, with what to type, for a model that raises on its batch."""
+    try:
+        with in_mode(model, training=False), torch.no_grad():
+            model(**batch)
+    except Exception as error:
+        sentence = refusal(type(model).__name__, batch, error)
+        raise UserError(f"{sentence}; {OWN_SETUP}") from error
 
 
 def _require_memory(parameters: int, source: str) -> None:

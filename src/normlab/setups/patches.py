@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial, wraps
 from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 
-from normlab.private_torch import CLIP, FUNCTIONAL_GRADIENT, VMAP, LoaderIterator, set_stance, stance
+from normlab.private_torch import FUNCTIONAL_GRADIENT, VMAP, LoaderIterator, set_stance, stance
 from normlab.setups.recorder import Recorder
 from normlab.setups.recording import Event
-from normlab.trace.patching import Clip, clipping, replace
+from normlab.trace.patching import Clip, replace, replace_clipping
 
 RecorderT = TypeVar("RecorderT", bound=Recorder)
 Patch: TypeAlias = Callable[[Recorder, Any], Any]
@@ -30,6 +30,7 @@ def recorded(recorder: RecorderT) -> Iterator[RecorderT]:
     with ExitStack() as stack:
         for owner, name, patch in PATCHES:
             replace(stack, owner, name, patch(recorder, vars(owner)[name]))
+        replace_clipping(stack, partial(_noted_clip, recorder))
         stack.callback(_compile_again, recorder, stance())
         stack.callback(recorder.end)
         stack.enter_context(recorder)
@@ -98,14 +99,15 @@ def _fetch(recorder: Recorder, fetch: Any) -> Any:
     return fetched
 
 
-def _clip(recorder: Recorder, clip: Any) -> Any:
-    """``clip_grad_norm_`` ends here, also where a library imported it by name before."""
-
-    def around(call: Clip) -> AbstractContextManager[None]:
-        event = Event("clip", call.parameters, largest_norm=float(call.largest_norm))
-        return recorder.changing_gradients(event)
-
-    return clipping(clip, around)
+def _noted_clip(recorder: Recorder, call: Clip) -> AbstractContextManager[None]:
+    """Note a clip of gradients by their own norm. One by the norm of further gradients, too, is found by what
+    it leaves, as a clip by the script's own code is.
+    """
+    with recorder.paused():
+        share = call.share
+    if share < 1:
+        return nullcontext()
+    return recorder.changing_gradients(Event("clip", call.parameters, largest_norm=float(call.largest_norm)))
 
 
 def _compile(recorder: Recorder, compile_: Any) -> Any:
@@ -188,7 +190,6 @@ PATCHES: Final[tuple[tuple[Any, str, Patch], ...]] = (
     (*FUNCTIONAL_GRADIENT, _functional_gradient),
     (torch.autograd.Function, "apply", _apply),
     (LoaderIterator, "__next__", _fetch),
-    (*CLIP, _clip),
     (torch, "compile", _compile),
     (torch.amp.GradScaler, "scale", _scale),
     (torch.amp.GradScaler, "unscale_", _unscale),
@@ -203,4 +204,4 @@ PATCHES: Final[tuple[tuple[Any, str, Patch], ...]] = (
     (ReduceLROnPlateau, "__init__", _make_scheduler),
     (ReduceLROnPlateau, "step", _schedule),
 )
-"""What is patched, in order."""
+"""What is patched, in order; and then what clips gradients by their norm."""

@@ -25,16 +25,25 @@ from normlab.setups.setup import Loss, StepFunction
 from normlab.trace.autograd import Weights
 from normlab.trace.budget import begin_pass
 from normlab.trace.compare import distance, rounded
-from normlab.trace.copies import refusal_of, use_of
+from normlab.trace.copies import refusal_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.facts import Facts
 from normlab.trace.functions import Functions
 from normlab.trace.lookups import lookups_in_range
-from normlab.trace.patching import Clip, replace, replace_clipping, replace_step, run_closure, same_modes
+from normlab.trace.patching import (
+    Clip,
+    norm_of,
+    replace,
+    replace_clipping,
+    replace_step,
+    run_closure,
+    same_modes,
+)
 from normlab.trace.restore import generators_of_copies, same, same_globals, same_random_state
 from normlab.trace.tensors import Side, copied_batch, eager, forward_hooks, map_tensors, tensors_in
 from normlab.trace.trace import Trace, recomputing
 from normlab.trace.trail import noted_step
+from normlab.trace.use import use_of
 
 SEED: Final = 20_011
 """The seed of every run: not one that draws a batch, or a loss would draw the same numbers again."""
@@ -45,6 +54,17 @@ SAMPLED: Final = 65_536
 LEARNT: Final = 10
 """How many steps in a row below the first loss show that a batch is learnt; the warm-up is as long."""
 TRIED: Final = 40
+
+
+class NotedClip(NamedTuple):
+    """One call that clipped gradients by their norm."""
+
+    parameters: frozenset[int]
+    """By ``id``."""
+    left: float
+    """The norm that it left these gradients."""
+    left_of_all: float
+    """The norm that it left all gradients by whose norm it clipped, which may be more than these."""
 
 
 @dataclass
@@ -67,8 +87,7 @@ class ObservedStep:
     """Parameters to which the step writes between its first pass and its last."""
     cast: torch.dtype | None = None
     """The dtype of autocast in its last pass, if modules run under autocast there."""
-    clips: list[tuple[frozenset[int], float]] = field(default_factory=list)
-    """The parameters of each call of ``clip_grad_norm_``, and the norm that it left."""
+    clips: list[NotedClip] = field(default_factory=list)
     fresh: set[int] = field(default_factory=set)
     """Parameters whose gradient grew since it was clipped."""
     clipped: frozenset[int] = frozenset()
@@ -255,8 +274,8 @@ class DryRun:
         if seen.clipped:
             return
         parameters = {id(p): p for p in self.model.parameters()}
-        for held, left in reversed(seen.clips):
-            norm = _norm_of(parameters[number] for number in held if number in parameters)
+        for held, left, _ in reversed(seen.clips):
+            norm = norm_of(parameters[number] for number in held if number in parameters)
             is_last_of_these = not seen.clipped & held
             if not seen.undone and is_last_of_these and abs(norm - left) > 1e-3 * left:
                 seen.undone = left, norm
@@ -274,10 +293,12 @@ def _noted_schedule(seen: ObservedStep, real: Callable[..., Any]) -> Callable[..
 
 @contextmanager
 def _noted_clip(seen: ObservedStep, call: Clip) -> Iterator[None]:
+    share = call.share
     yield
-    held = {id(p) for p in call.parameters}
-    seen.clips.append((frozenset(held), _norm_of(call.parameters)))
-    seen.fresh -= held
+    held, left = frozenset(map(id, call.parameters)), norm_of(call.parameters)
+    if held:
+        seen.clips.append(NotedClip(held, left, left / share))
+        seen.fresh -= held
 
 
 @contextmanager
@@ -364,10 +385,6 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
     """Return every group of the optimizers, in order."""
     return [group for o in optimizers for group in o.param_groups]
-
-
-def _norm_of(parameters: Iterable[Tensor]) -> float:
-    return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
 
 
 class Fit(NamedTuple):

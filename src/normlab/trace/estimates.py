@@ -39,7 +39,7 @@ class Estimates:
         """Seconds that a whole step may take, on a copy of the model: its backward passes take twice as long
         as its forward passes, which take as long for each number of the batch as an exact one.
         """
-        share = numbers_in(self._passes.stepped) / numbers_in(self._passes.unchanged.batch)
+        share = numbers_in(self._passes.step_batch) / numbers_in(self._passes.unchanged.batch)
         return self._passes.copies.seconds + 3 * self.pass_s * share
 
     def seconds_of(self, cost: Cost) -> float:

@@ -68,7 +68,7 @@ def _as_the_step_runs_it(step: StepUnderTest) -> AbstractContextManager[Any]:
     dtype = None
     if step.setup.step is not None:
         with suppress(Exception):  # the step is anybody's; without one, the model runs as it is
-            dtype = step.whole_step.twice[1].cast
+            dtype = step.whole_step.two_runs.first.cast
     return torch.autocast(_device_of(step.unchanged), dtype, enabled=dtype is not None)
 
 
@@ -161,7 +161,7 @@ def _in_roundings(
         if wide.shape != low.shape or low.numel() <= 1:
             continue
         by_inputs = max(_relative_distance(wide, other[i]) for other in moved)
-        # the output itself is rounded, too: by at most half of eps, which is eps / sqrt(12) in the mean
+        # the output itself is rounded, too: by at most half of eps, which is eps / sqrt(12) on average
         # square
         by_output = eps / 12**0.5
         worst = max(worst, _relative_distance(wide, low) / math.hypot(by_inputs, by_output))

@@ -32,8 +32,8 @@ class ModelCopies:
     def _proof(self) -> Proof:
         """What the proof showed, without the copy that it ran, which is kept apart until it is handed out."""
         proof = self._prove()
-        self._spare = proof.twin
-        return proof._replace(twin=None)
+        self._spare = proof.copy
+        return proof._replace(copy=None)
 
     def _prove(self) -> Proof:
         *parts, last = self._batches
@@ -55,7 +55,7 @@ class ModelCopies:
     @property
     def loss_runs_model(self) -> bool:
         """Whether the loss runs the model that it is given."""
-        return self._proof.runs
+        return self._proof.loss_runs_model
 
     @property
     def seconds(self) -> float:

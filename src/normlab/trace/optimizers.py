@@ -16,10 +16,11 @@ from normlab.errors import UserError
 from normlab.private_torch import TABLES_OF_MODULES
 from normlab.setups.setup import Setup, shown
 from normlab.trace.autograd import twin_of
-from normlab.trace.copies import copied_model, lead_to_copies
+from normlab.trace.copies import copied_model
 from normlab.trace.dry_run import parameters_of
 from normlab.trace.facts import Unknown
 from normlab.trace.reach import deep_copy
+from normlab.trace.rebinding import lead_to_copies
 from normlab.trace.tensors import tensors_in, unwrap
 
 

@@ -19,7 +19,8 @@ lasts:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from types import MethodType
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normlab.private_torch import CLIP, clip_by_norm
+from normlab.private_torch import clip_by_norm, replace_clip_by_norm
 
 _NOTHING: Final = object()
 
@@ -83,6 +84,16 @@ class Clip(NamedTuple):
     norm: Tensor
     """The norm that all gradients have together, by which they are clipped."""
 
+    @property
+    def share(self) -> float:
+        """The share that these gradients have in the norm: below 1 if it is that of further ones, too, as
+        where a script clips part after part by the norm of all.
+        """
+        own, norm = norm_of(self.parameters), float(self.norm)
+        # torch computes a norm in the type of the gradients, which may be a low precision
+        rounding = max(4 * torch.finfo(self.norm.dtype).eps, 1e-3)
+        return own / norm if 0 < own < norm * (1 - rounding) < math.inf else 1.0
+
 
 AroundClip: TypeAlias = Callable[[Clip], AbstractContextManager[Any]]
 """Makes the context in which gradients are clipped."""
@@ -105,7 +116,14 @@ def clipping(clip: Callable[..., Any], around: AroundClip) -> Callable[..., Any]
 
 def replace_clipping(stack: ExitStack, around: AroundClip) -> None:
     """Clip by norm inside of what ``around`` makes, whatever name the function was called by."""
-    replace(stack, *CLIP, clipping(clip_by_norm(), around))
+    clip = clip_by_norm()
+    stack.callback(replace_clip_by_norm, clip)
+    replace_clip_by_norm(clipping(clip, around))
+
+
+def norm_of(parameters: Iterable[Tensor]) -> float:
+    """Return the norm that the gradients of parameters have together."""
+    return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
 
 
 # ------------------------------------------------------------------------------------ training and evaluation

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import pairwise
 from math import isclose
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
@@ -22,6 +22,11 @@ SIMULATED: Final = 8_000
 
 HORIZON: Final = 100_000
 """How many steps of a schedule are followed if its author does not declare their number."""
+
+PARTS: Final = 16
+"""Into so many parts a stretch of steps is divided, again and again, in which the peak is looked for."""
+RatesAt: TypeAlias = Callable[[int], list[float]]
+"""Gives the rates of all groups at a step."""
 
 
 class FirstRise(NamedTuple):
@@ -141,8 +146,8 @@ def rates_of(setup: Setup) -> Rates:
     """Return the rates that the optimizers will have, or those that they have if there is no scheduler.
 
     The schedule is followed without stepping an optimizer: in every step if they are few, otherwise in the
-    first ones, and in some of the others if it has a closed form. Of the steps that are planned, those that
-    it has taken already are past.
+    first ones, and in some of the others if it has a closed form, its peaks among them. Of the steps that are
+    planned, those that it has taken already are past.
     """
     _, optimizers, scheduler = copied(setup, hollow=True)
     groups = groups_of(optimizers)
@@ -167,11 +172,56 @@ def rates_of(setup: Setup) -> Rates:
         rates.append([float(group["lr"]) for group in groups])
     if closed is not None and jumps and ended is None:
         apart = max((planned - followed) // followed, 1)
-        for i in range(followed, planned, apart):
-            scheduler.last_epoch = start + i
-            numbers.append(i)
-            rates.append([float(rate) for rate in closed()])
+        rates_at = _rates_by_closed_form(scheduler, closed, start)
+        sampled = dict(zip(numbers, rates, strict=True))
+        sampled |= {i: rates_at(i) for i in range(followed, planned, apart)}
+        sampled = _with_peaks(sampled, rates_at, planned)
+        numbers, rates = list(sampled), list(sampled.values())
     return Rates(numbers, rates, ended, scheduler, taken, past)
+
+
+def _rates_by_closed_form(scheduler: Any, closed: Callable[[], Sequence[Any]], first: int) -> RatesAt:
+    """Return what gives the rates at a step, counted from the ``first``. It moves the scheduler there."""
+
+    def rates_at(step: int) -> list[float]:
+        scheduler.last_epoch = first + step
+        return [float(rate) for rate in closed()]
+
+    return rates_at
+
+
+def _with_peaks(sampled: Mapping[int, list[float]], rates_at: RatesAt, end: int) -> dict[int, list[float]]:
+    """Return rates with those at the peaks of all groups, and before the first fall, which may lie between
+    the steps that were sampled. In order of the steps, which end before ``end``.
+    """
+    steps, rates = list(sampled), list(sampled.values())
+    top = Rates(steps, rates, None).top
+    before_fall = next((i for i in range(1, len(top)) if top[i] < top[i - 1]), len(top)) - 1
+    group_at = {before_fall: rates[before_fall].index(top[before_fall])}
+    for group, column in enumerate(zip(*rates, strict=True)):
+        group_at.setdefault(column.index(max(column)), group)
+    with_peaks = dict(sampled)
+    for place, group in group_at.items():
+        first = steps[max(place - 1, 0)]
+        last = steps[place + 1] if place + 1 < len(steps) else end - 1
+        peak = _peak_between(first, last, lambda step, group=group: rates_at(step)[group])
+        if peak not in with_peaks:
+            with_peaks[peak] = rates_at(peak)
+    return dict(sorted(with_peaks.items()))
+
+
+def _peak_between(first: int, last: int, rate_at: Callable[[int], float]) -> int:
+    """Return the step from ``first`` to ``last`` with the largest rate, the first if there are several.
+
+    Samples are taken ever closer around the largest one, which finds the peak of a rate that rises and then
+    falls.
+    """
+    while True:
+        apart = max((last - first) // PARTS, 1)
+        largest = max(range(first, last + 1, apart), key=rate_at)
+        if apart == 1:
+            return largest
+        first, last = max(largest - apart, first), min(largest + apart, last)
 
 
 def _rates_before(
@@ -180,12 +230,13 @@ def _rates_before(
     """Return the rates of the steps that a schedule has taken, of ``limit`` or so of them if they are many,
     by its closed form. The schedule is left where it stands.
     """
-    stands_at, rates = scheduler.last_epoch, dict[int, list[float]]()
-    for i in range(0, taken, taken // limit + 1):
-        scheduler.last_epoch = i
-        rates[i] = [float(rate) for rate in closed()]
+    if not taken:
+        return {}
+    stands_at, rates_at = scheduler.last_epoch, _rates_by_closed_form(scheduler, closed, 0)
+    sampled = {i: rates_at(i) for i in range(0, taken, taken // limit + 1)}
+    sampled = _with_peaks(sampled, rates_at, taken)
     scheduler.last_epoch = stands_at
-    return rates
+    return sampled
 
 
 def resumed(setup: Setup) -> tuple[list[float], list[float]]:

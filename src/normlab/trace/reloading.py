@@ -25,7 +25,7 @@ def difference_when_loaded(step: StepUnderTest, model: nn.Module) -> tuple[str, 
     if keys := [*result.missing_keys, *result.unexpected_keys]:
         return keys[0], f"either the model or one made anew has no such name ({len(keys)} in all)"
     apart = step.comparison.difference(step.exact, step.exact.again(model=model), whole)
-    return (apart.module, f"outputs differ by {apart.size:.1e} after the round trip") if apart else None
+    return (apart.module, f"outputs differ by {apart.size:.2g} after the round trip") if apart else None
 
 
 def left_out(step: StepUnderTest, model: nn.Module) -> dict[str, Tensor]:

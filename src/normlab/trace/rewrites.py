@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from normlab.trace.autograd import Weights
-from normlab.trace.copies import put_back_weights, same_bits, weights_apart
 from normlab.trace.tensors import Side, forward_hooks, is_zero
 from normlab.trace.trace import Trace
+from normlab.trace.weights import put_back_weights, same_values, weights_apart
 
 
 def rewritten(trace: Trace, weights: Weights | None = None) -> dict[str, str]:
     """Return the parameters that the pass of a step changes, each with the innermost module that was running.
 
-    The bits are compared, since a write through ``data`` leaves no other mark. Parameters that are zero have
+    Values are compared, since a write through ``data`` leaves no other mark. Parameters that are zero have
     small draws in this pass, or a factor on them would not show. The model stays as it is: ``weights`` hold
     its parameters' values in tensors that the pass does not reach; without them, these are copied.
     """
@@ -49,7 +49,7 @@ def _places(trace: Trace, before: Weights, changed: Collection[str]) -> dict[str
 
     def look(path: str, side: Side, _: Any) -> None:
         for name in set(changed) - places.keys():
-            if not same_bits(now[name], before[name]):
+            if not same_values(now[name], before[name]):
                 places[name] = running[-1] if running else ""
         if side == "input":
             running.append(path)
@@ -70,4 +70,4 @@ def left_by(trace: Trace) -> dict[str, Tensor]:
 def _left_by(trace: Trace, before: Weights) -> dict[str, Tensor]:
     with trace.with_graph(graph=False):
         now = dict(trace.model.named_parameters())
-        return {n: now[n].detach().clone() for n, x in before.items() if not same_bits(now[n], x)}
+        return {n: now[n].detach().clone() for n, x in before.items() if not same_values(now[n], x)}

@@ -480,23 +480,6 @@ def recomputing(model: nn.Module, mode: Functions) -> Iterator[list[str]]:
         yield again
 
 
-def runs(trace: Trace) -> bool:
-    """Return whether a step calls the model or a part of it, or reads one of its parameters."""
-    parameters, used = {id(p) for p in trace.model.parameters()}, list[str]()
-
-    def read(call: FunctionCall) -> None:
-        if any(id(x) in parameters for _, x in tensors_in((call.args, call.kwargs))):
-            used.append(call.name)
-
-    def watched(model: nn.Module, batch: Any) -> Tensor:
-        modules = dict(model.named_modules())
-        with forward_hooks(modules, lambda path, *_: used.append(path)), Functions(see=read):
-            return trace.loss_of(model, batch)
-
-    trace.again(loss_of=watched).once()
-    return bool(used)
-
-
 def _entering(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args and isinstance(args[0], Tensor):

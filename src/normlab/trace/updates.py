@@ -95,7 +95,7 @@ def first_step(step: StepUnderTest, *, exact: bool = False) -> list[Moved]:
     parameters = held(run.model, run.optimizers)
     at_first = [sample(h.parameter) for h in parameters]
     states = [map_tensors(h.optimizer.state.get(h.parameter, {}), lambda _, x: sample(x)) for h in parameters]
-    seen, moved = run.run(step.stepped, rates=rates), list[Moved]()
+    seen, moved = run.run(step.step_batch, rates=rates), list[Moved]()
     for h, first, state in zip(parameters, at_first, states, strict=True):
         before = seen.weights.get(h.name, first)  # what the forward pass changed is not the optimizer's doing
         after = sample(h.parameter)
@@ -114,13 +114,13 @@ def unmoved(step: StepUnderTest) -> set[str]:
     run, rates = step.whole_step.dry_run(plain=True), step.whole_step.rates.peaks
     parameters = held(run.model, run.optimizers)
     before = [h.parameter.detach().clone() for h in parameters]
-    batches = [step.stepped, *_halves(step.stepped)]
+    batches = [step.step_batch, *_halves(step.step_batch)]
     for i in range(STEPS):
         try:
             run.run(batches[i % len(batches)], rates=rates)
         except Exception:  # a model may accept one number of rows alone
-            batches = [step.stepped]
-            run.run(step.stepped, rates=rates)
+            batches = [step.step_batch]
+            run.run(step.step_batch, rates=rates)
     return {h.name for h, x in zip(parameters, before, strict=True) if torch.equal(h.parameter, x)}
 
 
@@ -204,7 +204,7 @@ def masters_of(step: StepUnderTest) -> dict[int, str]:
     for place in pairs:
         held_by_optimizers[place].data = held_by_optimizers[place].data * 2 + 1
     with suppress(Exception):  # none where it cannot be run
-        run.run(step.stepped, rates=step.whole_step.rates.peaks)
+        run.run(step.step_batch, rates=step.whole_step.rates.peaks)
     return {place: name for place, (name, p) in pairs.items() if not p.equal(before[place])}
 
 
@@ -218,7 +218,7 @@ def factors(step: StepUnderTest) -> tuple[float, ...]:
         # a mean gives half of the rows as much weight as all of them, a sum as many times less as there are
         grows_with_targets = isclose(share_of_weight, share_of_targets, rel_tol=rounding)
         if grows_with_targets and not isclose(share_of_weight, 1, rel_tol=rounding):
-            batch = step.batch if step.steps_another_batch else step.stepped
+            batch = step.batch if step.has_own_step_batch else step.step_batch
             if step.is_exact:
                 batch = map_tensors(batch, lambda _, x: x.double() if x.is_floating_point() else x)
             on_all = step.exact.again(batch=batch)
@@ -249,7 +249,7 @@ def rates_in_own_step(step: StepUnderTest) -> Iterator[list[float]]:
     run, (planned,) = step.whole_step.dry_run(), step.whole_step.rates.rates
     yield [1.0 for _ in planned]
     for _ in range(FOLLOWED):
-        run.run(step.stepped, rates=())
+        run.run(step.step_batch, rates=())
         yield _shares(groups_of(run.optimizers), planned)
 
 

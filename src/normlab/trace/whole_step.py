@@ -23,13 +23,14 @@ SMALL: Final = 2.0**-40
 """Factor that makes gradients too small for any clipping; a power of two rounds nothing."""
 
 
-class Twice(NamedTuple):
+class TwoRuns(NamedTuple):
     """What a step shows when it is run twice from equal weights, with gradients too small to be clipped."""
 
     exact: bool
     """Whether it ran in float64."""
     first: ObservedStep
     second: ObservedStep
+    """On the batch as the first run left it."""
 
 
 class WholeStep:
@@ -56,57 +57,62 @@ class WholeStep:
         Raises Unknown without an optimizer, or if they cannot be copied.
         """
         passes, setup = self._passes, self._setup
-        if setup.optimizer is not None:
+        if setup.optimizer is not None:  # without one, ``copied`` gives a better reason
             passes.copies.require()
         memo = dict[int, Any]()
         model, optimizers, scheduler = copied(setup, memo=memo)
-        users_step = None if plain else rebound(setup.step, memo)
+        step = None if plain else rebound(setup.step, memo)
+        if step is None:
+            step = plain_step(passes.loss_of)
+        were_listed = isinstance(setup.optimizer, (list, tuple))
         return DryRun(
             model,
             optimizers,
             scheduler,
-            passes.stepped_loss,
-            users_step or plain_step(passes.loss_of),
-            several=isinstance(setup.optimizer, (list, tuple)) or len(optimizers) > 1,
+            passes.step_loss,
+            step,
+            several=were_listed or len(optimizers) > 1,
             exact=exact,
             rewritten=passes.on_whole_batch.rewritten,
             original=passes.model,
         )
 
     @cached_property
-    def handed(self) -> tuple[nn.Module, list[Optimizer]]:
-        """The user's own model and optimizers, or copies if a function makes the optimizers.
+    def model_and_optimizers(self) -> tuple[nn.Module, list[Optimizer]]:
+        """A model, and the optimizers of it, to be read and never stepped: the user's own, or copies if a
+        function makes the optimizers.
 
-        That function is given the model itself if copies may not stand in for it: nothing steps these.
+        Raises Unknown without an optimizer, or if they cannot be copied.
         """
-        model, optimizer = self._passes.model, self._setup.optimizer
-        if all(isinstance(each, Optimizer) for each in self._setup.optimizers):
-            return model, self._setup.optimizers
-        if optimizer is not None and not self._passes.copies.may_stand_in:
-            return model, made_optimizers(optimizer, model)
+        model, setup = self._passes.model, self._setup
+        if all(isinstance(each, Optimizer) for each in setup.optimizers):
+            return model, setup.optimizers
+        if setup.optimizer is not None and not self._passes.copies.may_stand_in:
+            return model, made_optimizers(setup.optimizer, model)
         run = self.dry_run()
         return run.model, run.optimizers
 
     @cached_property
-    def twice(self) -> Twice:
-        """What the step shows when it is run twice, in float64 if it runs there."""
+    def two_runs(self) -> TwoRuns:
+        """What the step shows when it is run twice, in float64 if it runs there and memory allows."""
         if self._passes.is_exact and not self._passes.large:
             with suppress(Exception):  # the user's step may insist on its own precision
                 return self._run_twice(exact=True)
         return self._run_twice(exact=False)
 
-    def _run_twice(self, *, exact: bool) -> Twice:
+    def _run_twice(self, *, exact: bool) -> TwoRuns:
         run = self.dry_run(exact=exact)
         held(run.model, run.optimizers)  # raises Unknown if they hold nothing of the model
-        first = run.run(self._passes.stepped, scale=SMALL)
-        return Twice(exact, first, run.run(first.batch, scale=SMALL))
+        first = run.run(self._passes.step_batch, scale=SMALL)
+        second = run.run(first.batch, scale=SMALL)
+        return TwoRuns(exact, first, second)
 
     @cached_property
     def gradient_rounding(self) -> float:
-        """The share of a gradient that rounding may change, if the step runs as in ``twice``."""
-        if self.twice.exact and not self._comparison.narrowed:
+        """The share of a gradient that rounding may change, if the step runs as in ``two_runs``."""
+        if self.two_runs.exact and not self._comparison.narrowed:
             return self._comparison.rounding
-        return self.dry_run().rounding(self._passes.stepped)
+        return self.dry_run().rounding(self._passes.step_batch)
 
     @cached_property
     def rates(self) -> Rates:

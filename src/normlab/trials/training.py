@@ -17,11 +17,12 @@ from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.setups.setup import Setup, shown
 from normlab.setups.step import plain_step
-from normlab.trace.copies import Use, refusal_of, use_of
+from normlab.trace.copies import refusal_of
 from normlab.trace.dry_run import groups_of
 from normlab.trace.optimizers import copied
 from normlab.trace.restore import generators_of_copies, restored, same_random_state, seed_each
 from normlab.trace.tensors import copied_batch, eager, refusal, unwrap
+from normlab.trace.use import Use, use_of
 
 RateOf = Callable[[int, Sequence[float]], Sequence[float]]
 """From a step, counted from 1, and the groups' own rates, to the rates that they are given."""
@@ -76,7 +77,7 @@ def train(
         _give_rates(optimizers, rate_of, seen)
         several = isinstance(setup.optimizer, (list, tuple)) or len(optimizers) > 1
         own_form: Any = optimizers if several else optimizers[0]
-        own_step = setup.step or plain_step(setup.loss_of)
+        own_step = plain_step(setup.loss_of) if setup.step is None else setup.step
 
         def step(batch: Any) -> Any:
             return own_step(model, batch, own_form, scheduler)

@@ -36,6 +36,10 @@ FETCH: Final = 16
 """How many steps are fetched from the device in one transfer and then looked at."""
 
 
+class WatchWarning(UserWarning):
+    """Something about a training that is watched; the training goes on."""
+
+
 @validated
 class Watch:
     """Watches a training: one step in ``every_steps`` is observed, and every step goes to a flight recorder.
@@ -366,7 +370,7 @@ class Watch:
 
     def _warn(self, sentence: str) -> None:
         """Warn the user; this is the only place that does so while a training runs."""
-        warnings.warn(f"normlab: {sentence}", stacklevel=2)
+        warnings.warn(f"normlab: {sentence}", WatchWarning, stacklevel=2)
 
 
 _OPEN: Final[WeakSet[Watch]] = WeakSet()

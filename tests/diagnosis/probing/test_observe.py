@@ -164,7 +164,7 @@ def test_compiled_code_is_left_out_with_a_warning(part):
 
 
 def test_wrong_probes_say_what_there_is():
-    with pytest.raises(ValueError, match=r"'outputs' .*input, output, grad_input, grad_output"):
+    with pytest.raises(ValueError, match=r"'outputs' .*\boutput, .*grad_output"):
         Probe("*", "outputs")
     with pytest.raises(ValueError, match=f"'norm' .*{', '.join(STATISTICS)}"):
         Probe("*", statistic="norm")

@@ -85,8 +85,8 @@ def test_a_norm_that_is_a_function_leaves_in_doubt_whether_branches_are_parallel
     follow(model, X, structure)
     views = structure.stacks[0].sublayers
     assert [view.placement for view in views] == ["other"] * 4
-    assert {"the parallel branch" in view.relation for view in views} == {parallel}
-    assert {"norms that no module computes" in view.relation for view in views} == {not parallel}
+    assert {"parallel branch" in view.relation for view in views} == {parallel}
+    assert {"no module" in view.relation for view in views} == {not parallel}
 
 
 def test_a_sum_of_what_no_module_puts_out_is_not_read(monkeypatch):
@@ -94,7 +94,7 @@ def test_a_sum_of_what_no_module_puts_out_is_not_read(monkeypatch):
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     assert read_structure(model, torch.randn(2, 4, 16)).stacks
     monkeypatch.setattr(BlockReader, "outputs_of", lambda *_: [])
-    with pytest.raises(UserError, match="was not read"):
+    with pytest.raises(UserError, match=r"\bread\b"):
         read_structure(model, torch.randn(2, 4, 16))
 
 

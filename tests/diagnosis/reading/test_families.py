@@ -228,5 +228,5 @@ def test_an_x_transformers_encoder_decoder_is_read():
 def test_gates_in_the_place_of_sums_are_not_read():
     layers = xt.Decoder(dim=16, depth=2, heads=2, gate_residual=True)
     model = xt.TransformerWrapper(num_tokens=100, max_seq_len=16, attn_layers=layers)
-    with pytest.raises(ValueError, match=r"attn_layers\.layers \(4 x ModuleList\).* in attn_layers"):
+    with pytest.raises(ValueError, match=r"attn_layers\.layers .*ModuleList"):
         read_structure(model, IDS)

@@ -102,7 +102,7 @@ def test_stacks_are_called_by_what_tells_them_apart():
 def test_the_placement_is_said_of_each_stack(placement, words, reference):
     found = one(structure(placement=placement), "placement")
     assert words in found.sentence
-    assert f"in each after = {placement}" in found.sentence
+    assert f"after = {placement}" in found.sentence
     assert reference in found.reference
     assert found.numbers == {"layers": 2, "sublayers": 4, placement: 4}
 
@@ -185,7 +185,7 @@ def test_how_the_output_change_grows(exponent, low, aic, severity):
     fits = law("power", -1.0, exponent, low, exponent + 0.1), law("log", aic[0]), law("linear", aic[1])
     found = one(table("output_change_fit", *fits), "output_change")
     assert found.severity == severity
-    assert ("N fits better than log N" in found.sentence) == (aic[1] < aic[0])
+    assert ("than log N" in found.sentence) == (aic[1] < aic[0])
     interval = {"exponent": exponent, "low": low, "high": exponent + 0.1}
     assert found.numbers == {**interval, "aic_log": aic[0], "aic_linear": aic[1]}
     small = table("residual_dependency", *sublayers(36, beta_sq=lambda i: 0.001, total=lambda i: 1.0))
@@ -245,7 +245,7 @@ def test_updates_that_differ_too_much():
     assert even.numbers["update_ratio"] == pytest.approx(1e-3 / 9e-4)
     uneven = one(table("updates", *rows, update("d.weight", 1.0, 1e-6)), "updates")
     assert uneven.severity == "warning"
-    assert "smallest: d.weight, largest: a.weight" in uneven.sentence
+    assert re.search(r"smallest: d\.weight, .*: a\.weight", uneven.sentence)
 
 
 def test_a_step_that_moves_a_matrix_far():
@@ -274,7 +274,7 @@ def test_with_a_declared_warm_up_its_first_step_is_judged(steps, severity):
     high = one(critical | warming(steps), "learning_rate", 5e-3)
     for found in (large, moved, high):
         assert found.severity == severity
-        assert f"1/{steps} of the learning rate" in found.sentence
+        assert f"1/{steps} of" in found.sentence
         assert ("longer" in found.sentence) == (severity == "warning")
     assert large.numbers == {"update_over_weight": 0.3, "first_update": 0.3 / steps}
     assert moved.numbers["first_share"] == 6.0 / steps
@@ -285,7 +285,7 @@ def test_parameters_that_the_loss_does_not_reach():
     found = one(table("updates", *rows), "no_gradient")
     assert found.severity == "warning"
     assert found.numbers == {"without_gradient": 5, "parameters": 6}
-    assert "p0, p1, p2 …" in found.sentence
+    assert re.search(r"\bp0, p1, p2 …", found.sentence)
 
 
 def test_a_packed_matrix_without_gradient_is_one_parameter():
@@ -294,7 +294,7 @@ def test_a_packed_matrix_without_gradient_is_one_parameter():
     rows += [update("packed.1", float(kind == "value"), None, kind) for kind in kinds]
     found = one(table("updates", *rows, update("out", 1.0, None, "output")), "no_gradient")
     assert found.numbers == {"without_gradient": 2, "parameters": 3}
-    assert "packed.0, packed.1 (query, key)" in found.sentence
+    assert re.search(r"\bpacked\.0, packed\.1 \(query, key\)", found.sentence)
 
 
 def head(entropy, uniform=3.0, max_logit=2.0, index=0):

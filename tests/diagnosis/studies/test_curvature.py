@@ -163,7 +163,7 @@ def test_curvature_has_a_sentence_for_what_it_cannot_do():
     def fused(w: Tensor) -> Tensor:
         return torch._scaled_dot_product_flash_attention_for_cpu(w * x, x, w * x)[0].square().sum()
 
-    with pytest.raises(ValueError, match=r"twice: .* not implemented"):
+    with pytest.raises(ValueError, match=r"twice: .*implemented"):
         Hessian(at([1.0, 2.0], fused)) @ torch.ones(2)
     linear = Hessian(at([1.0, 2.0], lambda w: w.sum()))
     assert torch.equal(linear @ torch.ones(2), torch.zeros(2))
@@ -273,7 +273,7 @@ def test_a_loss_that_stops_being_a_number_is_raised():
 def test_a_step_that_float16_cannot_hold_is_named_and_ends_the_search():
     subject = at([0.0, 1.0], lambda w: w[1:].square().sum())
     subject.model.half()  # in which Adam's eps is 0, so that the step of a gradient of 0 is 0/0
-    with pytest.raises(UserError, match=r" w .* torch\.float16; .*eps="):
+    with pytest.raises(UserError, match=r" w .*float16; .*eps="):
         critical_lr(subject)
     (row,) = critical_lr(replace(subject, optimizer=partial(ADAM, eps=1e-4)), tolerance=0.5)
     assert row["value"] is not None
@@ -287,7 +287,7 @@ def test_a_search_ends_where_every_step_raises_the_loss():
 
 def test_critical_lr_refuses_what_it_cannot_start_from():
     subject = at([1.0], lambda w: (w * torch.inf).sum())
-    with pytest.raises(ValueError, match="loss is inf"):
+    with pytest.raises(ValueError, match=r"\binf\b"):
         critical_lr(replace(subject, optimizer=SGD))
     with pytest.raises(ValueError, match=r"rate 0\.0"):
         critical_lr(replace(at([1.0], torch.sum), optimizer=partial(torch.optim.SGD, lr=0.0)))
@@ -339,5 +339,5 @@ def test_a_loss_with_targets_of_its_own_is_told_what_to_do():
         subject, loss_of=lambda model, batch: nn.functional.cross_entropy(model(*batch).flatten(0, 1), words)
     )
     assert subject.cropped(24)[0] is subject
-    with pytest.raises(ValueError, match="first 2 of the 4 rows"):
+    with pytest.raises(ValueError, match=r"\b2 of the 4\b"):
         subject.cropped(12)

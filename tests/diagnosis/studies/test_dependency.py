@@ -350,7 +350,7 @@ class SilentOnes(nn.Module):
 def test_sums_that_are_not_seen_are_not_made_up():
     x = torch.randn(2, 30, D)
     subject = subject_read(SilentOnes(), x, lambda model, b: model(b)[..., 0].sum(), branches=("mlp",))
-    with pytest.raises(ValueError, match=r"layers: sublayer 0 .*not the sum"):
+    with pytest.raises(ValueError, match=r"layers: sublayer 0 .*\bsum\b"):
         dependency(subject)
 
 
@@ -386,5 +386,5 @@ def test_narrow_types_are_followed_in_float32():
 
 @pytest.mark.parametrize("tokens", [0, 257])
 def test_tokens_are_few(tokens):
-    with pytest.raises(ValueError, match=f"{tokens} tokens.* 1 to 256"):
+    with pytest.raises(ValueError, match=rf"{tokens} tokens.*\b256"):
         dependency(noises(post=True), tokens=tokens)

@@ -221,7 +221,7 @@ def test_nothing_is_left_behind():
 
 def test_a_frozen_model_is_told_so():
     model = build(uniform("post")).requires_grad_(requires_grad=False)
-    with pytest.raises(ValueError, match=r"no matrix.*requires_grad_\(\)"):
+    with pytest.raises(ValueError, match=r"requires_grad_\(\)"):
         random_change(subject_of(model))
     with pytest.raises(ValueError, match="unfreeze"):
         output_change(subject_of(model))

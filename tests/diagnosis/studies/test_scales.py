@@ -141,7 +141,7 @@ def test_a_mask_of_the_batch_decides_and_needs_no_loss():
     shorter = Subject(
         model, {**subject.batch, "attention_mask": mask[:, :4]}, subject.loss_of, subject.structure
     )
-    with pytest.raises(ValueError, match=r"\(4, 4\).*\(4, 6, 16\); give one of shape \(4, 6\)"):
+    with pytest.raises(ValueError, match=r"\(4, 4\).*\(4, 6, 16\); .*\(4, 6\)"):
         scales(replace(subject, padding_masks=shorter.masks))
 
 
@@ -156,10 +156,10 @@ def test_masks_that_are_given_are_taken():
 def test_a_frozen_model_and_a_loss_apart_get_a_sentence():
     subject = translating("post")
     apart = Subject(subject.model, subject.batch, lambda m, b: m(*b).sum() * 0.0, subject.structure)
-    with pytest.raises(ValueError, match=r"any token of encoder\.sublayers.* attention_mask"):
+    with pytest.raises(ValueError, match=r"encoder\.sublayers.* attention_mask"):
         scales(apart)
     subject.model.requires_grad_(requires_grad=False)
-    with pytest.raises(ValueError, match=r"frozen.* attention_mask and decoder_attention_mask"):
+    with pytest.raises(ValueError, match=r"frozen.* decoder_attention_mask"):
         scales(subject)
     frozen = scales(replace(subject, padding_masks=PADDING_MASKS))
     assert {row["theory"] for row in frozen.where(role="ffn", signal="branch")} == {None}

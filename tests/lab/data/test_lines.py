@@ -36,7 +36,7 @@ def test_parts_are_small_and_hold_everything(source, target, most_lines, most_ch
 
 def test_nothing_is_read_before_it_is_asked_for(tmp_path):
     text = open_lines(tmp_path / "later")
-    with pytest.raises(FileNotFoundError, match="there is no text file"):
+    with pytest.raises(FileNotFoundError, match="later"):
         next(iter(text))
     (tmp_path / "later").write_text("now\n")
     assert list(text) == ["now"]
@@ -44,9 +44,9 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path):
 
 def test_parallel_text_must_be_parallel():
     require_parallel(("a.de", "a.en"), (2, 2))
-    with pytest.raises(UserError, match=r"a\.de has 2 lines but a\.en has 1"):
+    with pytest.raises(UserError, match=r"a\.de .*\b2\b.* a\.en .*\b1\b"):
         require_parallel(("a.de", "a.en"), (2, 1))
-    with pytest.raises(UserError, match=r"a\.fr is empty"):
+    with pytest.raises(UserError, match=r"a\.fr"):
         require_parallel(("a.de", "a.fr"), (2, 0))
 
 

@@ -116,7 +116,7 @@ def test_prepared_once_and_found_again(tmp_path):
 def test_a_changed_text_is_not_taken_for_the_old_one(tmp_path):
     filled, _ = prepare_text(files_config(tmp_path), tmp_path / "data")
     Path(filled.train_text).write_text("another text\n")
-    with pytest.raises(ValueError, match=r"digest .* empty the field digest"):
+    with pytest.raises(ValueError, match="digest"):
         prepare_text(filled, tmp_path / "data")
 
 
@@ -128,8 +128,8 @@ def test_without_test_text_dev_serves(tmp_path):
 
 def test_missing_and_empty_texts_are_told(tmp_path):
     config = files_config(tmp_path)
-    with pytest.raises(ValueError, match=r"--train-text, --test-text .*pass --dev-text"):
+    with pytest.raises(ValueError, match=r"--train-text, --test-text .*--dev-text"):
         prepare_text(replace(config, dev_text=""), tmp_path / "data")
     Path(config.train_text).write_text("\n \n")
-    with pytest.raises(ValueError, match=r"a\.txt holds no word; pass a file of text"):
+    with pytest.raises(ValueError, match=r"a\.txt"):
         prepare_text(config, tmp_path / "data")

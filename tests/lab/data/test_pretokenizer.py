@@ -64,9 +64,9 @@ def test_each_side_has_the_rules_of_its_language():
 
 
 def test_a_pretokenizer_needs_two_languages_and_a_known_name():
-    with pytest.raises(UserError, match=r"'moses'.*--source-lang de --target-lang en"):
+    with pytest.raises(UserError, match=r"'moses'.*--source-lang .*--target-lang en"):
         DataConfig(pretokenizer="moses", source_lang="de")
-    with pytest.raises(UserError, match=r"^pretokenizer .*moses.*'perl'"):
+    with pytest.raises(UserError, match=r"moses.*'perl'"):
         DataConfig(pretokenizer="perl", source_lang="de", target_lang="en")
     with pytest.raises(UserError, match=r"'perl'.*moses"):
         PretokenizerChain(BytePairs.train(["a"], 9), "perl", ("de", "en"))
@@ -75,7 +75,7 @@ def test_a_pretokenizer_needs_two_languages_and_a_known_name():
 def test_a_language_model_reads_its_text_as_it_is():
     config = configuration("language_model")
     data = replace(config.data, pretokenizer="moses", source_lang="en", target_lang="en")
-    with pytest.raises(ValueError, match=r"^data\.pretokenizer is 'moses'"):
+    with pytest.raises(ValueError, match=r"pretokenizer .*'moses'"):
         LanguageModel.check(replace(config, data=data))
 
 

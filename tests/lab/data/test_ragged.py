@@ -117,7 +117,7 @@ def test_a_file_that_was_cut_off_is_named(tmp_path):
     read = large_reader(path)
     os.truncate(path, path.stat().st_size - 8)
     assert read(2, 8).tolist() == [2, 3, 4, 5, 6, 7]
-    with pytest.raises(ValueError, match=r"a\.npy was cut off"):
+    with pytest.raises(ValueError, match=r"a\.npy"):
         read(2, 9)
 
 

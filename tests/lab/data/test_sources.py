@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import lzma
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -168,7 +167,7 @@ def test_a_table_prepares_to_the_same_corpus_as_its_files(table):
         data = DataConfig(train_src=source, train_tgt=target, dev_src=source, dev_tgt=target, vocab_size=60)
         return prepare(data, table / "data")
 
-    with pytest.raises(ValueError, match=r"p\.tsv#de has 12 lines but p\.tsv#2 has 13"):
+    with pytest.raises(ValueError, match=r"p\.tsv#de .*\b12\b.* p\.tsv#2 .*\b13\b"):
         prepared("p.tsv#de", "p.tsv#2")
     by_file, by_column = prepared("p.de", "p.en"), prepared("p.tsv#de", "p.tsv#en")
     assert by_file[0].digest == by_column[0].digest
@@ -179,7 +178,7 @@ def test_a_table_prepares_to_the_same_corpus_as_its_files(table):
 def test_sides_of_different_length_are_named_as_they_were_typed(table):
     Path("s.txt").write_text("one\n", "utf-8")
     data = DataConfig(train_src="pairs.tsv#gl", train_tgt="s.txt", dev_src="s.txt", dev_tgt="s.txt")
-    with pytest.raises(ValueError, match=re.escape("pairs.tsv#gl has 2 lines but s.txt has 1")):
+    with pytest.raises(ValueError, match=r"pairs\.tsv#gl .*\b2\b.* s\.txt .*\b1\b"):
         prepare(data, table)
 
 
@@ -201,9 +200,9 @@ def test_a_pipe_is_refused_where_a_text_is_read_more_than_once(table):
     (table / "text").write_text("eins\n", "utf-8")
     named = dict.fromkeys(("train_src", "train_tgt", "dev_src", "dev_tgt"), "text")
     for spec in ("pipe", "pipe#2", "/dev/null"):
-        with pytest.raises(UserError, match=f"^{spec} is a pipe or a device.*save it in a file"):
+        with pytest.raises(UserError, match=rf"^{spec} .*\bpipe\b"):
             prepare(DataConfig(**{**named, "train_tgt": spec}), table / "data")
-    with pytest.raises(UserError, match=r"^pipe is a pipe"):
+    with pytest.raises(UserError, match=r"^pipe "):
         prepare_text(DataConfig(train_text="text", dev_text="pipe"), table / "data")
-    with pytest.raises(UserError, match=r"pipe is no regular file.*--tokenizer bpe"):
+    with pytest.raises(UserError, match=r"\bpipe .*--tokenizer bpe"):
         prepare(DataConfig(**named, tokenizer="pipe"), table / "data")

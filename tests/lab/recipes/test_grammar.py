@@ -189,7 +189,7 @@ def test_a_stack_that_the_model_does_not_have_is_not_asked():
 
 
 def test_a_schedule_without_its_step_is_refused_before_anything_is_trained():
-    with pytest.raises(ValueError, match=r"'step_decay' decays at optim\.decay_step = 0"):
+    with pytest.raises(ValueError, match=r"'step_decay' .*decay_step = 0"):
         resolve("post+step_decay", replace(BASE, optim=replace(BASE.optim, decay_step=0)))
 
 
@@ -224,7 +224,7 @@ def test_a_configuration_with_somebody_elses_placement_says_how_to_import_it():
     require_known(BASE)
     for field, name in (("encoder_placement", "mine"), ("bias", "mine"), ("norm", "mine")):
         config = replace(BASE, model=replace(BASE.model, **{field: name}))
-        with pytest.raises(ValueError, match=rf"^unknown [a-z]+ 'mine'.* \(allowed: .*\); {OWN}$"):
+        with pytest.raises(ValueError, match=rf"'mine'.*; {OWN}$"):
             require_known(config)
 
 
@@ -356,7 +356,5 @@ def test_what_is_no_baseline_is_refused(name, sentence):
 
 
 def test_a_warm_up_of_no_steps_names_the_flag_and_the_field():
-    with pytest.raises(
-        ValueError, match=r"--warmup-steps 400, or in Python .*OptimConfig\(warmup_steps=400\)"
-    ):
+    with pytest.raises(ValueError, match=r"--warmup-steps 400, .*OptimConfig\(warmup_steps=400\)"):
         resolve("post+warmup", Config())

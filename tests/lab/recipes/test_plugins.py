@@ -74,7 +74,7 @@ def test_what_cannot_be_imported_is_a_sentence(here, content, name, sentence):
 
 def test_the_variable_is_named_where_it_asked(here, monkeypatch):
     monkeypatch.setenv(ENVIRONMENT, "plugin_c")
-    with pytest.raises(ValueError, match=r"cannot import 'plugin_c' \(\$NORMLAB_IMPORT\)"):
+    with pytest.raises(ValueError, match=r"'plugin_c' .*\$NORMLAB_IMPORT"):
         load_plugins()
 
 
@@ -87,7 +87,7 @@ def test_installed_packages_are_found_by_their_entry_point(here, monkeypatch):
     assert sys.modules["plugin_e"].value == 3
     assert ENVIRONMENT not in plugins.os.environ
     found[0] = EntryPoint("mine", "missing_f", plugins.GROUP)
-    with pytest.raises(ValueError, match=r"entry point 'mine' in 'normlab\.plugins'.*missing_f"):
+    with pytest.raises(ValueError, match=r"'mine' .*'normlab\.plugins'.*missing_f"):
         load_plugins()
 
 

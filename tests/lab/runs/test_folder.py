@@ -74,9 +74,9 @@ def test_configuration_alone_in_a_file_is_understood(tmp_path):
 def test_wrong_configurations_are_named(folder, tmp_path):
     path = folder.path / "config.json"
     write_json_atomic(path, {"config": {"optim": {"learning_rte": 1}}})
-    with pytest.raises(ValueError, match=r"config\.json: unknown key 'optim.learning_rte'"):
+    with pytest.raises(ValueError, match=r"config\.json: .*'optim\.learning_rte'"):
         folder.config()
-    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere/config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere/config\.json"):
         RunFolder(tmp_path / "nowhere").config()
 
 
@@ -124,7 +124,7 @@ def test_a_damaged_line_in_the_middle_is_named(folder):
     with (folder.path / "metrics.jsonl").open("a") as file:
         file.write("rubbish\n")
     folder.append_metrics(train_row(2))
-    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged in line 2"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl .*line 2"):
         folder.metrics()
 
 
@@ -147,13 +147,9 @@ def test_rows_that_are_gone_since_a_checkpoint_are_told(folder):
     folder.require_rows(sizes, folder.last)
     folder.require_rows({}, folder.last)
     first, *others = metrics.read_bytes().splitlines(keepends=True)
-    for content, why in (
-        (b"".join(others), "is not what it was"),
-        (first, "is shorter than it was"),
-        (None, "is missing"),
-    ):
+    for content, why in ((b"".join(others), "is not what"), (first, "shorter"), (None, "missing")):
         metrics.unlink() if content is None else metrics.write_bytes(content)
-        with pytest.raises(CheckpointError, match=rf"metrics\.jsonl {why}, and .*last"):
+        with pytest.raises(CheckpointError, match=rf"metrics\.jsonl .*{why}.*last"):
             folder.require_rows(sizes, folder.last)
     folder.lost.touch()
     folder.require_rows(sizes, folder.last)
@@ -266,7 +262,7 @@ def test_status_reads_back(folder):
     folder.set_status(status)
     assert folder.status() == status
     write_json_atomic(folder.path / "status.json", {"stat": "done"})
-    with pytest.raises(ValueError, match=r"status\.json: unknown key 'stat', did you mean 'state'"):
+    with pytest.raises(ValueError, match=r"status\.json: .*'stat', .*'state'"):
         folder.status()
 
 
@@ -293,16 +289,16 @@ def test_a_run_is_found_by_what_its_id_begins_with(runs, prefix, name):
 
 
 def test_what_is_not_one_run_is_told(runs, tmp_path):
-    with pytest.raises(ValueError, match="'ab' begins 2 run ids, ab12, ab34"):
+    with pytest.raises(ValueError, match=r"'ab' .*\b2 .*\bab12, ab34;"):
         runs.find("ab")
-    with pytest.raises(FileNotFoundError, match=r"no run 'zz' .*ab12, ab34, cd56, cd5678"):
+    with pytest.raises(FileNotFoundError, match=r"'zz' .*\bab12, .*\bcd5678\b"):
         runs.find("zz")
-    with pytest.raises(FileNotFoundError, match=r"no runs in .*; make one: normlab train"):
+    with pytest.raises(FileNotFoundError, match=r"data.*: normlab train"):
         Runs(tmp_path / "data").find("ab")
 
 
 def test_only_some_of_many_candidates_are_named(tmp_path):
     for i in range(11):
         RunFolder.create(tmp_path / f"a{i:02}", CONFIG)
-    with pytest.raises(ValueError, match=r"11 run ids, a00, .*, a07 and 3 more"):
+    with pytest.raises(ValueError, match=r"\b11 .*a00, .*, a07 .*\b3 more"):
         Runs(tmp_path).find("a")

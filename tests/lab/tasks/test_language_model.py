@@ -229,7 +229,7 @@ def text(tmp_path_factory):
 
 
 def test_an_unknown_task_is_told_with_the_nearest():
-    with pytest.raises(ValueError, match="unknown task 'language', did you mean 'language_model'"):
+    with pytest.raises(ValueError, match=r"task 'language', .*'language_model'"):
         TASKS["language"]
 
 

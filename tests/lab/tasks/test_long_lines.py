@@ -29,11 +29,11 @@ def test_what_is_too_long_to_translate_is_refused_by_line(prepared, monkeypatch)
     tokenizer, lines = corpus.tokenizer, corpus.dev_text.source
     monkeypatch.setattr(module, "LONGEST_SENTENCE", 40)
     decode = DecodeConfig(beam=1)
-    with pytest.raises(UserError, match=r"^line 3 has 120 tokens, .*at most 39"):
+    with pytest.raises(UserError, match=r"^line 3 .*120 tokens, .*\b39\b"):
         n_best_lines(model, tokenizer, [*lines[:2], "one " * 40], decode, count=1)
-    with pytest.raises(UserError, match=r"^line 2 has 120 tokens in its prefix"):
+    with pytest.raises(UserError, match=r"^line 2 .*120 .*\bprefix\b"):
         n_best_lines(model, tokenizer, lines[:2], decode, count=1, prefixes=["", "one " * 40])
-    with pytest.raises(UserError, match=r"line 1 has a word of 1,000,000 characters"):
+    with pytest.raises(UserError, match=r"line 1 .*1,000,000"):
         n_best_lines(model, tokenizer, ["x" * 10**6], decode, count=1)
 
 
@@ -48,6 +48,6 @@ def test_what_no_search_takes_is_refused_before_training(prepared, name):
     changes = {f"{split}_text": replace(pairs, **{which: long})}
     if split == "dev":
         changes["dev"] = replace(corpus.dev, **{which: ids})
-    with pytest.raises(UserError, match=f"line {len(long)} has 12289 tokens"):
+    with pytest.raises(UserError, match=rf"line {len(long)} .*12289"):
         Translation.check_text(tiny(config), replace(corpus, **changes))
     Translation.check_text(tiny(config), corpus)

@@ -144,7 +144,7 @@ def test_a_hundred_tokenised_lines_score_without_a_word(capfd, caplog):
 
 @pytest.mark.parametrize("function", [score, corpus_bleu])
 def test_lengths_are_compared(function):
-    with pytest.raises(ValueError, match="2 translations but 3 references"):
+    with pytest.raises(ValueError, match=r"\b2 .*\b3\b"):
         function(HYP[:2], REF)
-    with pytest.raises(ValueError, match="nothing to score"):
+    with pytest.raises(ValueError, match="nothing"):
         function([], [])

@@ -359,17 +359,14 @@ def test_prefixes_that_cannot_be_are_refused(searching):
     assert str(refusal.value) == (
         "the prefix 'a 漢' has characters that the run's vocabulary does not have; leave them out"
     )
-    with pytest.raises(ValueError, match=r"^11 lines but 2 prefixes"):
+    with pytest.raises(ValueError, match=r"\b11 lines .*\b2 prefixes"):
         n_best_lines(model, tokenizer, lines, decode, count=1, prefixes=["", "one"])
     allowed = torch.ones(tokenizer.vocab_size, dtype=torch.bool)
     allowed[tokenizer.encode(["one"])[0]] = False
     with pytest.raises(ValueError, match="prefix") as refusal:
         n_best_lines(model, tokenizer, lines, decode, count=1, prefixes=["one"] * 11, allowed=allowed)
-    assert (
-        "which never occurs on the target side of the training text, and target_vocab_mask rules out"
-        in str(refusal.value)
-    )
-    with pytest.raises(ValueError, match=r"prefix has \d{4} tokens, .* 1023"):
+    assert "target_vocab_mask" in str(refusal.value)
+    with pytest.raises(ValueError, match=r"prefix .*\d{4} tokens, .* 1023"):
         n_best_lines(model, tokenizer, lines, decode, count=1, prefixes=["one " * 1200] * 11)
 
 

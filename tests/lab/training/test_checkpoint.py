@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -66,11 +68,13 @@ def test_the_one_before_it_is_kept_where_somebody_wants_it(folder):
 def test_a_save_that_fails_leaves_the_old_one_and_no_rubbish(folder, monkeypatch):
     save(folder, 1)
 
+    why = os.strerror(errno.ENOSPC)
+
     def full(*args) -> None:
-        raise SafetensorError("No space left on device (os error 28)")
+        raise SafetensorError(f"{why} (os error 28)")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match=why):
         save(folder, 2)
     assert stored(folder) == (1, 1)
     assert [p.name for p in folder.parent.iterdir()] == ["last"]
@@ -94,7 +98,7 @@ def test_a_part_keeps_its_tensors_and_its_plain_values(folder):
     whole = SingleProcess(model).state_dict(optimizer) | {"part": {**tensors, "c": 1}, "empty": {}}
     shapes = {"x": torch.Size([1])}
     save_checkpoint(folder, {name: content for name, content in whole.items() if name != "optimizer"})
-    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing"):
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
         open_checkpoint(folder).state(shapes)
     save_checkpoint(folder, whole)  # an optimizer that keeps no tensors yet
     assert open_checkpoint(folder).state(shapes)["optimizer"] == {}

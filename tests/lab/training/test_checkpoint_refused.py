@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -131,9 +132,7 @@ def test_the_checkpoint_before_it_is_used(text, run, whole, capsys, damage, why)
 def test_a_last_checkpoint_that_is_gone_is_one_that_cannot_be_used(text, run, whole, capsys):
     shutil.rmtree(run.last)
     train(config_of(text), run.path.parent)
-    assert f"{run.last} is missing; the run goes on from step 6, the checkpoint before it" in (
-        capsys.readouterr().err
-    )
+    assert re.search(rf"{run.last} .*\bstep 6\b", capsys.readouterr().err)
     assert held(run) == held(whole)
 
 
@@ -158,9 +157,9 @@ def test_what_is_said_to_type_brings_the_run_back(text, run, whole, tmp_path, mo
 
     changed(MODEL)(run.path)
     changed("previous/model.safetensors")(run.path)
-    with pytest.raises(ValueError, match="to train it anew: ") as error:
+    with pytest.raises(ValueError, match=": mv ") as error:
         train(config_of(text), run.path.parent)
-    move, retrain = str(error.value).partition("to train it anew: ")[2].split(" && ")
+    move, retrain = str(error.value).partition("anew: ")[2].split(" && ")
     verb, source, target = move.split()
     assert verb == "mv"
     os.rename(source, target)  # noqa: PTH104 - as mv does
@@ -203,7 +202,7 @@ def test_rows_that_are_cut_short_are_made_again_from_the_checkpoint_before(text,
     rows = [json.loads(line) for line in (run.path / name).read_text().splitlines()]
     (run.path / name).write_text("".join(row_line(row) for row in rows if row["step"] <= 6))
     train(config_of(text), run.path.parent)
-    assert f"{name} is shorter than it was, and {run.last} was made after rows" in capsys.readouterr().err
+    assert re.search(rf"{name} .*\bshorter .*{run.last}", capsys.readouterr().err)
     assert held(run) == held(whole)
 
 
@@ -213,7 +212,7 @@ def test_a_checkpoint_without_its_manifest_is_not_gone_on_with(text, run, whole,
     del content["manifest"]
     state.write_text(json.dumps(content))
     train(config_of(text), run.path.parent)
-    assert "state.json is damaged (it has no manifest)" in capsys.readouterr().err
+    assert re.search(r"state\.json .*\bmanifest\b", capsys.readouterr().err)
     assert held(run) == held(whole)
 
 
@@ -222,7 +221,7 @@ def test_a_folder_in_the_place_of_the_state_is_not_gone_on_with(text, run, whole
     state.unlink()
     state.mkdir()
     train(config_of(text), run.path.parent)
-    assert "Is a directory" in capsys.readouterr().err
+    assert os.strerror(errno.EISDIR) in capsys.readouterr().err
     assert held(run) == held(whole)
 
 
@@ -233,14 +232,14 @@ def test_best_weights_of_another_run_are_not_tested(text, tmp_path, monkeypatch)
         train(config, tmp_path)
     (place,) = tmp_path.glob("*/config.json")
     foreign("best")(place.parent)
-    with pytest.raises(ValueError, match="best belongs to the run 0123456789ab"):
+    with pytest.raises(ValueError, match=r"best .*0123456789ab"):
         train(config, tmp_path)
 
 
 def test_damaged_best_weights_are_told_before_the_training_and_not_after(text, run):
     changed("best/model.safetensors")(run.path)
     rows = run.metrics()
-    with pytest.raises(ValueError, match=r"best/model\.safetensors was edited: .* to train it anew: "):
+    with pytest.raises(ValueError, match=r"best/model\.safetensors .*: mv "):
         train(config_of(text), run.path.parent)
     assert run.metrics() == rows
 

@@ -105,14 +105,15 @@ def test_a_language_model_too(tmp_path):
     config = tiny_language_model(write_plain(tmp_path / "text"), "pre")
     diagnosis = diagnose_named(setup_from_config(config, tmp_path, tokens=256), "cheap")
     assert diagnosis.model == "Decoder"
-    assert "Pre-LN with 2 layers" in str(diagnosis)
+    (placement,) = [f for f in diagnosis.findings if f.name == "placement"]
+    assert (placement.numbers["layers"], placement.numbers["pre"]) == (2, 4)
     assert not [f for f in diagnosis.findings if f.name == "not_done"]
 
 
 def test_a_whole_diagnosis_of_a_configuration(text, tmp_path):
     diagnosis = diagnose_named(setup_from_config(tiny(text, "post", lr=2e-3), tmp_path, tokens=512), "full")
     assert not [f for f in diagnosis.findings if f.name == "not_done"], str(diagnosis)
-    assert diagnosis.facts["optimizer"] == "Adam, lr 0.002"
+    assert diagnosis.facts["optimizer"] == "Adam, lr 2e-3"
     assert set(diagnosis.tables["curvature"].column("quantity")) > {"critical_lr", "largest_eigenvalue"}
 
 
@@ -137,15 +138,16 @@ def test_a_run_is_taken_at_its_checkpoint_with_its_optimizer(trained):
     assert not isinstance(best.setup.optimizer, torch.optim.Optimizer)
     assert last.title.endswith("last checkpoint")
     diagnosis = diagnose_named(last, "cheap")
-    assert diagnosis.facts["optimizer"].startswith("Adam during its training, lr 0.00")
+    assert diagnosis.facts["optimizer"].startswith("Adam during its training, lr ")
 
 
 def test_a_run_without_that_checkpoint(tmp_path):
     folder = RunFolder.create(tmp_path / "new", Config())
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint 'last' .*normlab train --config"):
+    with pytest.raises(FileNotFoundError, match=r"'last' .*train --config"):
         setup_from_run(folder, "last", tokens=256)
 
 
+@pytest.mark.slow
 def test_a_check_at_a_checkpoint_steps_at_the_rate_of_the_runs_next_step(trained):
     for name in ("last", "best"):
         setup = setup_from_run(trained, name, tokens=256).setup
@@ -170,8 +172,10 @@ def setup(**more):
 
 def test_a_setup_is_stepped_by_its_optimizer_or_by_an_adam():
     plain = diagnose_named(setup(), "cheap", 1e-3)
-    assert "Pre-LN with 3 layers" in str(plain)
-    assert plain.facts["optimizer"] == "Adam, lr 0.001"
+    (placement,) = [f for f in plain.findings if f.name == "placement"]
+    assert "Pre-LN" in placement.sentence
+    assert placement.numbers["layers"] == 3
+    assert plain.facts["optimizer"] == "Adam, lr 1e-3"
     own = setup(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.25))
     assert diagnose_named(own, "cheap").facts["optimizer"] == "SGD, lr 0.25"
 

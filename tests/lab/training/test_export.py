@@ -1,5 +1,6 @@
 """``normlab run export``: the same logits, and the same greedy text, in Hugging Face's classes."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,12 +126,12 @@ def test_a_trained_run_goes_on_in_the_other_library(recipe, tmp_path):
 
 def test_recipes_that_fit_nowhere_are_refused_part_by_part():
     config = resolve("post+rmsnorm+nobias+swiglu+rope", BASE)
-    with pytest.raises(UserError, match="closest is llama, but decoder_placement is post") as no:
+    with pytest.raises(UserError, match=r"\bllama, .*decoder_placement is post") as no:
         family_of(config)
     others = [line.strip().partition(":")[0] for line in str(no.value).splitlines()[1:-1]]
     assert others == [family.kind for family in FAMILIES if family.kind != "llama"]
-    assert "norm is rmsnorm, and gpt2 has layernorm" in str(no.value)
-    with pytest.raises(UserError, match="task of the run is translation"):
+    assert re.search(r"rmsnorm, .*gpt2 .*layernorm", str(no.value))
+    with pytest.raises(UserError, match="translation"):
         family_of(Config())
 
 
@@ -147,7 +148,7 @@ def test_a_run_is_exported_with_its_tokenizer(run, tmp_path, capsys):
 
     out = tmp_path / "llama"
     assert main(["run", "export", str(run.path), "--out", str(out)]) == 0
-    assert "as llama (the best weights" in capsys.readouterr().out
+    assert "llama (the " in capsys.readouterr().out
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
     text = "twenty four"
@@ -160,7 +161,7 @@ def test_a_run_is_exported_with_its_tokenizer(run, tmp_path, capsys):
         load(run.tokenizer), theirs[0, len(ids) :].tolist()
     )
     assert main(["run", "export", str(run.path), "--out", str(out)]) == 2
-    assert "exists; name another folder" in capsys.readouterr().err
+    assert str(out) in capsys.readouterr().err
 
 
 def test_a_run_with_a_tokenizer_of_others_is_exported_with_it(tmp_path, capsys):
@@ -172,7 +173,7 @@ def test_a_run_with_a_tokenizer_of_others_is_exported_with_it(tmp_path, capsys):
     data = DataConfig(**paths, tokenizer=str(tmp_path / "tokenizer.json"), block_len=16)
     run = train(tiny_language_model(data, "pre+rmsnorm+nobias+swiglu+rope", steps=2), tmp_path / "runs")
     assert main(["run", "export", str(run.path), "--out", str(tmp_path / "out")]) == 0
-    assert "tokenizer: 329 entries; it puts <|endoftext|> before a text" in capsys.readouterr().out
+    assert re.search(r"^tokenizer: 329 .*<\|endoftext\|>", capsys.readouterr().out, re.MULTILINE)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in DOCUMENTS[:3]:
         ids = tokenizer(text)["input_ids"]
@@ -200,12 +201,12 @@ def test_a_temperature_of_0_takes_the_likeliest_and_no_number_is_negative(run, c
     assert said[0] == said[1] == said[2]
     for name in ("tokens", "samples"):
         assert main(["run", "sample", str(run.path), "one", f"--{name}", "-3"]) == 2
-        assert f"{name} must be at least 1, got -3" in capsys.readouterr().err
+        assert re.search(rf"\b{name} .*\b1, got -3", capsys.readouterr().err)
 
 
 def test_a_translation_continues_nothing(run):
     folder = RunFolder.create(run.path.parent / "translation", Config())
-    with pytest.raises(UserError, match="only a language model continues text"):
+    with pytest.raises(UserError, match="language model"):
         sample(folder, "one", DecodeConfig(sample=True))
 
 

@@ -126,7 +126,7 @@ def test_a_language_model_is_folded(tmp_path):
 
 def test_a_difference_that_is_no_rounding_is_refused_before_anything_is_written(run, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BOUND", 0.0)
-    with pytest.raises(UserError, match=r"differ by .* in float32"):
+    with pytest.raises(UserError, match="float32"):
         fold(run, tmp_path / "plain")
     assert list(tmp_path.iterdir()) == []
 
@@ -151,18 +151,18 @@ def test_a_folder_that_exists_stays(run, tmp_path):
 def test_an_unfinished_run_is_refused(run, tmp_path, state):
     folder = RunFolder(shutil.copytree(run.path, tmp_path / "run"))
     folder.set_status(replace(folder.status(), state=state, step=7))
-    with pytest.raises(UserError, match=r"at step 7 of 12.*normlab train --config"):
+    with pytest.raises(UserError, match=r"\b7 of 12\b.*train --config"):
         measure_fold(folder)
 
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert main(["run", "fold", "abc", "--runs", str(tmp_path)]) == 2
-    assert "no runs in" in capsys.readouterr().err
+    assert str(tmp_path) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("recipe", "fact"), [("pre", "plain one already"), ("keel", "epsilon")])
 def test_a_run_with_nothing_to_fold_is_refused_with_the_reason(text, tmp_path, recipe, fact):
-    with pytest.raises(UserError, match=rf"nothing to fold.*{fact}"):
+    with pytest.raises(UserError, match=fact):
         measure_fold(train(tiny(text, recipe, steps=1), tmp_path))
 
 

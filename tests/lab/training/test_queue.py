@@ -236,7 +236,7 @@ def test_a_finished_run_has_not_failed_because_no_worker_starts(stand_in, tmp_pa
 
 
 def test_jobs_are_at_least_one(tmp_path):
-    with pytest.raises(ValueError, match="jobs is at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"jobs .*1, got 0"):
         Queue(tmp_path, 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -356,7 +357,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(text, tmp_path):
 def test_what_the_ranks_cannot_do_is_said_at_once(text, tmp_path):
     words = command(tiny(text, steps=3), tmp_path, 2)
     refused = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120)
-    assert "grad_accum_steps is 1, and 2 processes cannot share" in refused.stderr
+    assert re.search(r"grad_accum_steps .*1, .*\b2 processes\b", refused.stderr)
     words = [*words[: words.index("normlab") + 1], "compare"]
     refused = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120)
     for fact in ("torchrun", "2 processes", "normlab compare", "train"):

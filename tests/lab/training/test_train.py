@@ -207,10 +207,10 @@ def test_a_folder_that_is_removed_during_training_is_said_and_trained_anew(text,
         for config_file in tmp_path.glob("*/config.json"):
             shutil.rmtree(config_file.parent) if name == "." else config_file.unlink()
 
-    with pytest.raises(UserError, match=r"config\.json was removed.* trains the run anew") as refusal:
+    with pytest.raises(UserError, match=r"config\.json was removed") as refusal:
         train(config, tmp_path, remove)
     (rest,) = (path for path in tmp_path.glob("*/") if path.name != "data") if name != "." else (None,)
-    assert (f"rm -r {rest}" in str(refusal.value)) == (name != ".")
+    assert (f"-r {rest}" in str(refusal.value)) == (name != ".")
     assert [path.name for path in tmp_path.glob("*/best")] == []
     folder = train(config, tmp_path)
     assert files(folder) == files(train(config, tmp_path / "undisturbed"))
@@ -220,7 +220,7 @@ def test_a_folder_with_checkpoints_and_no_configuration_is_not_touched(text, tmp
     folder = train(tiny(text), tmp_path)
     (folder.path / "config.json").unlink()
     before = sorted(folder.path.rglob("*"))
-    with pytest.raises(UserError, match=f"rm -r {folder.path}; then the same command"):
+    with pytest.raises(UserError, match=f"-r {folder.path};"):
         train(tiny(text), tmp_path)
     assert [path for path in sorted(folder.path.rglob("*")) if path.name != "lock"] == [
         path for path in before if path.name != "lock"
@@ -239,7 +239,7 @@ def test_a_run_that_lost_its_scores_is_scored_again(text, tmp_path, monkeypatch)
     assert folder.status() == status
     folder.scores.unlink()
     shutil.rmtree(folder.best)
-    with pytest.raises(UserError, match=r"scores\.json.*weights.*normlab train --config"):
+    with pytest.raises(UserError, match=r"scores\.json.*train --config"):
         train(config, tmp_path)
     assert folder.status() == status
 
@@ -267,7 +267,7 @@ def test_a_run_killed_while_it_translates_trains_no_further(text, tmp_path, monk
 def test_a_second_process_in_the_same_run_is_told(text, tmp_path):
     folder = train(tiny(text), tmp_path)
     folder.set_status(Status("interrupted"))
-    with folder.lock(), pytest.raises(RunBusyError, match="another process is at work in"):
+    with folder.lock(), pytest.raises(RunBusyError, match=folder.path.name):
         train(tiny(text), tmp_path)
 
 
@@ -310,11 +310,13 @@ def test_a_stuck_run_is_stopped_half_way(text, tmp_path):
 @pytest.mark.parametrize("place", ["loss", "build"])
 def test_a_failed_run_is_recorded_and_can_be_tried_again(text, tmp_path, monkeypatch, place):
     def broken(self, *args):
-        raise RuntimeError("out of memory")
+        raise error
 
+    error = RuntimeError("out of memory")
     monkeypatch.setattr(Translation, place, broken)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(RuntimeError) as raised:
         train(tiny(text), tmp_path)
+    assert raised.value is error
     (folder,) = (RunFolder(p.parent) for p in tmp_path.glob("*/config.json"))
     assert folder.status().state == "failed"
     assert folder.status().error == "RuntimeError: out of memory"
@@ -361,7 +363,7 @@ def test_ctrl_c_at_the_prompt_saves_and_says_how_to_go_on(text, tmp_path):
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "the same command continues it" in said
+    assert "same command" in said
     (folder,) = (RunFolder(p.parent) for p in tmp_path.glob("runs/*/config.json"))
     status = folder.status()
     assert status.state == "interrupted"

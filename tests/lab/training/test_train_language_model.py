@@ -118,13 +118,13 @@ def test_its_time_is_measured(plain, tmp_path):
 
 def test_what_needs_translations_refuses_it(plain, tmp_path):
     folder = train(tiny_language_model(plain, steps=2), tmp_path / "runs")
-    with pytest.raises(ValueError, match=r"task language_model, .*run sample"):
+    with pytest.raises(ValueError, match=r"\blanguage_model, .*run sample"):
         translate(folder.path, ["one"])
 
 
 def test_a_run_is_refused_before_there_is_a_folder(plain, tmp_path):
     config = tiny_language_model(plain, best_by="bits_per")
-    with pytest.raises(UserError, match=r"best_by is 'bits_per'.*did you mean 'bits_per_byte'"):
+    with pytest.raises(UserError, match=r"best_by .*'bits_per'.*'bits_per_byte'"):
         train(config, tmp_path)
     with pytest.raises(ValueError, match="unknown task"):
         train(replace(config, task="language"), tmp_path)

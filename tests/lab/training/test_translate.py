@@ -117,7 +117,7 @@ def test_the_mask_comes_from_the_run_folder(run, tmp_path, test_text):
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda path, types: np.save(path, np.zeros_like(types)), "rules out every entry"),
+        (lambda path, types: np.save(path, np.zeros_like(types)), "every entry"),
         (lambda path, types: path.unlink(), "is missing"),
     ],
 )
@@ -125,12 +125,12 @@ def test_a_mask_that_no_output_can_have_is_refused(run, tmp_path, spoil, why):
     copy = RunFolder(tmp_path / "masked")
     shutil.copytree(run.path, copy.path)
     spoil(copy.target_vocab, np.load(copy.target_vocab, allow_pickle=False))
-    with pytest.raises(UserError, match=rf"target_vocab\.npy is damaged \(it {why}\); bring back"):
+    with pytest.raises(UserError, match=rf"target_vocab\.npy .*{why}"):
         translate(copy.path, ["x"])
 
 
 def test_other_names_of_weights_are_refused(run):
-    with pytest.raises(UserError, match=r"'bset', did you mean 'best'.*average"):
+    with pytest.raises(UserError, match=r"'bset', .*'best'.*average"):
         translate(run.path, ["x"], weights="bset")
 
 
@@ -150,9 +150,7 @@ def test_the_least_temperature_draws_the_likeliest_output(run, test_text):
 def test_a_run_without_weights_is_told(run, tmp_path):
     folder = RunFolder.create(tmp_path / "new", run.config())
     folder.tokenizer.write_bytes(run.tokenizer.read_bytes())
-    with pytest.raises(
-        FileNotFoundError, match=r"new has no checkpoint 'best' .*--config .*new/config\.json"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"\bnew .*'best' .*--config .*new/config\.json"):
         translate(folder.path, ["one"])
-    with pytest.raises(FileNotFoundError, match=r"there is no .*config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere/config\.json"):
         translate(tmp_path / "nowhere", ["one"])

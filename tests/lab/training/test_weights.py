@@ -143,12 +143,12 @@ def test_weights_of_another_run_are_not_averaged(text, tmp_path, monkeypatch):
         train(config, tmp_path)
     (place,) = tmp_path.glob("*/config.json")
     foreign("steps/8")(place.parent)
-    with pytest.raises(ValueError, match=r"steps/8 belongs to the run 0123456789ab"):
+    with pytest.raises(ValueError, match=r"steps/8 .*0123456789ab"):
         train(config, tmp_path)
 
 
 def test_two_kinds_of_averages_are_refused():
-    with pytest.raises(ValueError, match=r"average_last is 5 and ema_decay 0\.9"):
+    with pytest.raises(ValueError, match=r"average_last .*5 .*ema_decay 0\.9"):
         TrainConfig(average_last=5, ema_decay=0.9)
 
 

@@ -31,7 +31,7 @@ from normlab.lab.training.cost import cost_of
 from normlab.lab.training.devices import hardware, prepare_process
 from normlab.lab.training.jobs import Worker
 from normlab.lab.training.outcome import outcome
-from normlab.lab.training.own_setups import opened
+from normlab.lab.training.own_setups import opened_setup
 from normlab.lab.training.progress import marked
 from normlab.private_torch import runs_compiled
 from normlab.setups.setup import Setup
@@ -100,7 +100,7 @@ def _held_out(setup: Setup) -> list[Any]:
 
 def read(setups: Mapping[str, Any], name: str, seed: int) -> SetupFacts:
     """Read rates, targets, cost and code of a setup. Raises UserError for one that cannot be trained."""
-    with same_globals(), opened(setups, name, seed) as (setup, first_setup, code):
+    with same_globals(), opened_setup(setups, name, seed) as (setup, first_setup, code):
         batches = list(islice(_batch_stream(first_setup, seed), FIRST))
         _, course, scale = _first_steps(setup, batches, seed)
         digests = fingerprint(setup, batches)
@@ -141,7 +141,7 @@ def rehearse(config: Config, setups: Mapping[str, Any]) -> tuple[float, float, f
         lap_began += seconds
         return seconds
 
-    with same_globals(), opened(setups, config.recipe, seed) as (setup, first_setup, _):
+    with same_globals(), opened_setup(setups, config.recipe, seed) as (setup, first_setup, _):
         opening = lap()
         batches = list(islice(_batch_stream(first_setup, seed), FIRST))
         drawing = lap()
@@ -282,10 +282,10 @@ class _OwnRun:
 def train_own(
     config: Config, root: Path, setups: Mapping[str, Any], stop: threading.Event | None = None
 ) -> RunFolder:
-    """Train the setup that ``config.recipe`` names among ``setups``, see ``opened``; return the run's folder.
+    """Train the setup that ``config.recipe`` names, and return the run's folder.
 
-    A run that is done is returned as it is; one that was interrupted starts over. Raises UserError for code
-    whose digest is not ``config.own_code``.
+    ``setups`` are the sources of ``opened_setup``. A run that is done is returned as it is; one that was
+    interrupted starts over. Raises UserError for code whose digest is not ``config.own_code``.
     """
     folder = RunFolder(root / run_id(config))
     if folder.there() and folder.status().state == "done":
@@ -294,13 +294,17 @@ def train_own(
     seed = config.seeds.init
     with folder.lock():
         prepare_process(config.machine)
-        with marked(folder), same_globals(), opened(setups, config.recipe, seed) as (setup, shared, code):
+        with (
+            marked(folder),
+            same_globals(),
+            opened_setup(setups, config.recipe, seed) as (setup, first_setup, code),
+        ):
             if code != config.own_code.partition(".")[0]:
                 raise UserError(
                     f"the code of {config.recipe} has changed since the comparison began; type the same "
                     "command again, and it is trained anew"
                 )
-            batches = _batch_stream(shared, seed)
+            batches = _batch_stream(first_setup, seed)
             first = list(islice(batches, FIRST))
             _, course, scale = _first_steps(setup, first, seed)
             repeat = _repeat_command(config, setups)
@@ -312,7 +316,7 @@ def train_own(
                 setup,
                 scale,
                 factor=config.optim.lr / course.rate,
-                dev=_held_out(shared),
+                dev=_held_out(first_setup),
                 stop=stop or threading.Event(),
             )
             run.train(chain(first, batches))

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from normlab.errors import UserError
 from normlab.lab.recipes.baselines import without_alias
-from normlab.setups.function import called, setup_from_file
+from normlab.setups.function import setup_from_file, setup_from_function
 from normlab.setups.setup import Setup
 from normlab.setups.step import with_step
 from normlab.trace.restore import same_random_state
@@ -27,67 +27,100 @@ def files_of(names: Iterable[str]) -> dict[str, str]:
     return {name: name if Path(name).is_file() else without_alias(name) for name in names}
 
 
-@contextmanager
-def opened(setups: Mapping[str, Any], name: str, seed: int) -> Iterator[tuple[Setup, Setup, str]]:
-    """Yield the setup of ``name`` made from a seed, the first setup made from the same seed, whose batches
-    all share, and the digest of the user's files that the former came from.
+class OpenedSetup(NamedTuple):
+    """A setup that was made from a seed, and what a run of it needs to know of the comparison."""
 
-    ``setups`` holds for each name a file, a function, or a Setup that can be made anew. Modules that a file
-    imports from its own folder stay its own: another file may have others of the same name.
+    setup: Setup
+    first_setup: Setup
+    """The first setup of the comparison, made from the same seed: all train on its batches."""
+    code: str
+    """The digest of the user's files that the setup came from."""
+
+
+@contextmanager
+def opened_setup(sources: Mapping[str, Any], name: str, seed: int) -> Iterator[OpenedSetup]:
+    """Make the setup of a name from a seed.
+
+    Modules that a file imports from its own folder stay its own: another file may have others of the same
+    name.
+
+    Args:
+        sources: for each name of the comparison a file, a function, or a Setup that can be made anew.
+        name: the setup to open.
+        seed: of its start, and of its batches.
     """
-    first = next(iter(setups))
+    first = next(iter(sources))
     modules_before = set(sys.modules)
 
-    def new_files() -> dict[str, Path]:
-        return _own_files(sys.modules.keys() - modules_before)
+    def imported_files() -> dict[str, Path]:
+        return _users_files(sys.modules.keys() - modules_before)
 
     try:
-        with _made(setups[first], first, seed) as shared:
+        with _made(sources[first], first, seed) as first_setup:
             if name == first:
-                yield shared, shared, _code(shared, setups[first], new_files())
+                code = _digest_of_code(first_setup, sources[first], imported_files())
+                yield OpenedSetup(first_setup, first_setup, code)
                 return
-            _forget(new_files())
-            with _made(setups[name], name, seed) as setup:
-                yield setup, shared, _code(setup, setups[name], new_files())
+            _forget(imported_files())
+            with _made(sources[name], name, seed) as setup:
+                code = _digest_of_code(setup, sources[name], imported_files())
+                yield OpenedSetup(setup, first_setup, code)
     finally:
-        _forget(new_files())
+        _forget(imported_files())
 
 
 @contextmanager
-def _made(value: Any, name: str, seed: int) -> Iterator[Setup]:
+def _made(source: Any, name: str, seed: int) -> Iterator[Setup]:
     """Make a setup from a seed. Raises UserError for one that cannot be made anew."""
-    if isinstance(value, str):
-        with setup_from_file(value, seed=seed) as source:
-            yield with_step(source.setup)
+    if isinstance(source, str):
+        with setup_from_file(source, seed=seed) as named:
+            yield with_step(named.setup)
         return
     with same_random_state(seed):
-        setup = called(value, name, seed)
-        if setup is value:
-            parts = [*setup.optimizers] if setup.scheduler is None else [*setup.optimizers, setup.scheduler]
-            if setup.make is None or not all(map(callable, parts)):
-                raise UserError(
-                    f"{name} is a Setup, and each seed needs a model and an optimizer of its own: give a "
-                    "function that returns one, or make=, and functions as optimizer= and scheduler="
-                )
-            setup = replace(setup, model=setup.make())
+        setup = setup_from_function(source, name, seed)
+        is_handed_over = setup is source  # no function has made it from this seed
+        if is_handed_over:
+            setup = _made_anew(setup, name)
     yield with_step(setup)
 
 
-def _code(setup: Setup, value: Any, files: Mapping[str, Path]) -> str:
-    """Return the digest of the user's files: those of its modules, or those that define what was given. What
-    the modules are called does not matter.
+def _made_anew(setup: Setup, name: str) -> Setup:
+    """Return a setup with a new model. Raises UserError unless all its parts can be made anew.
+
+    An optimizer or a scheduler that is no function is bound to the model that the setup holds.
     """
-    if not isinstance(value, str):
-        parts = [value, setup.loss, setup.step, *map(type, setup.model.modules())]
-        modules = {getattr(part, "__module__", None) for part in parts}
-        files = _own_files(module for module in modules if module in sys.modules)
+    makers = [*setup.optimizers]
+    if setup.scheduler is not None:
+        makers.append(setup.scheduler)
+    if setup.make is None or not all(map(callable, makers)):
+        raise UserError(
+            f"{name} is a Setup, and each seed needs a model and an optimizer of its own: give a "
+            "function that returns one, or make=, and functions as optimizer= and scheduler="
+        )
+    return replace(setup, model=setup.make())
+
+
+def _digest_of_code(setup: Setup, source: Any, imported: Mapping[str, Path]) -> str:
+    """Return the digest of the user's files that a setup came from, whatever their modules are called.
+
+    Of a setup from a file, these are the modules that it has imported; of one from a function or a Setup,
+    those that define it.
+    """
+    files = imported if isinstance(source, str) else _defining_files(setup, source)
     digest = hashlib.sha256()
     for content in sorted(file.read_bytes() for file in files.values()):
         digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()[:16]
 
 
-def _own_files(modules: Iterable[str]) -> dict[str, Path]:
+def _defining_files(setup: Setup, source: Any) -> dict[str, Path]:
+    """Return the user's files that define a source, its loss and step, and the classes of its modules."""
+    parts = [source, setup.loss, setup.step, *map(type, setup.model.modules())]
+    modules = {getattr(part, "__module__", None) for part in parts}
+    return _users_files(module for module in modules if module in sys.modules)
+
+
+def _users_files(modules: Iterable[str]) -> dict[str, Path]:
     """Return the files of those modules that belong to no installed package."""
     places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed = [Path(place).resolve() for place in places]
@@ -104,5 +137,6 @@ def _own_files(modules: Iterable[str]) -> dict[str, Path]:
 
 
 def _forget(modules: Iterable[str]) -> None:
+    """Let Python import these modules anew when they are next asked for."""
     for name in modules:
         del sys.modules[name]

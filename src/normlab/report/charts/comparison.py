@@ -68,7 +68,7 @@ def score_dots(results: pl.DataFrame, seeds: pl.DataFrame, recipes: Sequence[str
     colour = series_colour(recipes)
     layers = _dots(to_scale, x, y, colour, metric)
     layers += _ticks(ticks, x, y, colour, metric)
-    layers += _written(off_scale, y, metric)
+    layers += _labels_off_scale(off_scale, y, metric)
     return finish(layers, ROW * len(order))
 
 
@@ -78,15 +78,21 @@ def _ends_of_scores(results: pl.DataFrame, seeds: pl.DataFrame, metric: Metric) 
     values = [value for column in ("low", "high", "value") for value in near[column].drop_nulls()]
     values += seeds.join(near.select("recipe"), on="recipe", how="inner")["value"].to_list()
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    pad = max(5 * 10.0**-metric.digits, 0.1 * (high - low))
+    last_digit = 10.0**-metric.digits
+    pad = max(5 * last_digit, 0.1 * (high - low))  # scores that are all equal need room, too
     return metric.bounded(low - pad), high + pad
+
+
+def far_in_words(metric: Metric) -> str:
+    """Say which scores are too far from the best one to be drawn to scale, see ``FAR``."""
+    return "below half" if metric.higher_is_better else "above twice"
 
 
 def _near(values: pl.Series, metric: Metric) -> pl.Series:
     """Whether each score is at least half as good as the best one; false if there is no score."""
     best = values.max() if metric.higher_is_better else values.min()
     if not isinstance(best, int | float):
-        return values.is_not_null() & False
+        return pl.Series([False] * len(values), dtype=pl.Boolean)
     near = values >= best / FAR if metric.higher_is_better else values <= best * FAR
     return near.fill_null(False)
 
@@ -122,8 +128,8 @@ def _ticks(seeds: pl.DataFrame, x: alt.X, y: alt.Y, colour: alt.Color, metric: M
     return layers + layer(seeds.filter(~trained), "point", {"shape": "cross", "angle": 45}, **shared)
 
 
-def _written(off_scale: pl.DataFrame, y: alt.Y, metric: Metric) -> list[Any]:
-    """What is written at the left edge of recipes without a score, or with one beyond the axis."""
+def _labels_off_scale(off_scale: pl.DataFrame, y: alt.Y, metric: Metric) -> list[Any]:
+    """A text at the left edge for each recipe without a score, or with one beyond the axis."""
     score = (
         pl.when(pl.col("value").is_null())
         .then(pl.lit("no seed trained"))
@@ -148,11 +154,11 @@ def _by_recipe(order: list[str]) -> alt.Y:
 def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[float], metric: Metric) -> Drawn:
     """Draw a dev score against the learning rate (log scale), one point per run, one line per recipe.
 
-    ``trials``: ``recipe``, ``lr``, ``dev`` (null: no score), ``outcome``, ``chosen``. Recipes are drawn
-    slightly apart, so that points at the same place can be told apart. A run that did not train is a hollow
-    mark of its outcome; without a score it stands at the bad end of the axis, and its line has a gap. If
-    lower scores are better, a wide axis is logarithmic, and scores above ``REACH`` times the best also stand
-    at that end.
+    ``trials``: ``recipe``, ``lr``, ``dev`` (null: no score), ``outcome``, ``chosen``; ``lrs`` ascend. Recipes
+    are drawn slightly apart, so that points at the same place can be told apart. A run that did not train is
+    a hollow mark of its outcome; without a score it stands at the bad end of the axis, and its line has a
+    gap. If lower scores are better, a wide axis is logarithmic, and scores above ``REACH`` times the best
+    also stand at that end.
     """
     title = f"dev {metric.title}, seed of the sweep"
     vertical = _axis_of_sweep(trials, metric)
@@ -163,13 +169,9 @@ def sensitivity(trials: pl.DataFrame, recipes: Sequence[str], lrs: Sequence[floa
     nearest_rates = min((b / a for a, b in pairwise(lrs)), default=2.0)
     # on a logarithmic axis, a share of a distance is a power of a ratio
     width = nearest_rates**SPREAD
-    points = _beside_each_other(trials, recipes, width).with_columns(
-        drawn=pl.col("dev").fill_null(vertical.bad_end),
-        score=pl.when(pl.col("dev").is_null())
-        .then(pl.lit("none to scale"))
-        .otherwise(pl.col("dev").round(metric.digits).cast(pl.String)),
-        rate=pl.col("lr").map_elements(lambda v: f"{v:g}", return_dtype=pl.String),
-    )
+    points = _beside_each_other(trials, recipes, width)
+    points = points.with_columns(drawn=pl.col("dev").fill_null(vertical.bad_end))
+    points = _with_labels(points, metric)
     margin = width**1.2  # the outermost points stand at width**0.5 beside their rates
     ends = alt.Scale(type="log", domain=[min(lrs) / margin, max(lrs) * margin], nice=False)
     axis = alt.Axis(values=sorted(lrs), format="~e", grid=True, labelOverlap=False)
@@ -195,6 +197,15 @@ def _beside_each_other(trials: pl.DataFrame, recipes: Sequence[str], width: floa
     factors = {name: width ** (i / gaps - 0.5) for i, name in enumerate(recipes)}
     return trials.with_columns(
         at=pl.col("lr") * pl.col("recipe").replace_strict(factors, return_dtype=pl.Float64)
+    )
+
+
+def _with_labels(trials: pl.DataFrame, metric: Metric) -> pl.DataFrame:
+    """Add what tooltips say: the ``score`` and the ``rate``, in words."""
+    rounded = pl.col("dev").round(metric.digits).cast(pl.String)
+    return trials.with_columns(
+        score=rounded.fill_null("none to scale"),
+        rate=pl.col("lr").map_elements(lambda v: f"{v:g}", return_dtype=pl.String),
     )
 
 
@@ -230,7 +241,7 @@ def _axis_of_sweep(trials: pl.DataFrame, metric: Metric) -> _SweepAxis:
         return _SweepAxis(alt.Undefined, alt.Axis(tickCount=5), bad_end=metric.bounded(0.0))
     losses: list[float] = trials["dev"].drop_nulls().to_list() or [1.0]
     lowest = min(losses)
-    # many times a loss below 0 is less than the loss itself, which is always within reach
+    # a negative loss is within its own reach, although many times a negative number is less than that
     reach = max(REACH * lowest, lowest)
     within_reach = [loss for loss in losses if loss <= reach]
     highest = max(within_reach)

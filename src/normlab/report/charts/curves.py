@@ -122,7 +122,7 @@ def _scale(
     if axis.log:
         _, ticks = log_or_linear(values.to_list(), log=True, fixed=True)
         return alt.Scale(type="log", nice=False), ticks, math.inf
-    top = 1.05 * _highest(drawable, axis)
+    top = 1.05 * _highest(drawable, axis) or 1.0  # an axis of zeros alone still needs a length
     if axis.zero:
         bottom = 0.0
     else:
@@ -136,7 +136,7 @@ def _highest(drawable: pl.DataFrame, axis: CurveAxis) -> float:
     """The highest value at the start of a run, or of a run that trained."""
     starts = drawable.sort(axis.x).group_by("run").agg(pl.col(axis.column).first())[axis.column]
     trained = drawable.filter(~pl.col("outcome").is_in(ASTRAY))[axis.column]
-    highest = (starts.max(), trained.max(), 1e-9)
+    highest = (starts.max(), trained.max(), 0.0)
     return max(float(value) for value in highest if isinstance(value, int | float))
 
 

@@ -38,6 +38,14 @@ class Failure(Finding):
 
 
 @dataclass(frozen=True)
+class UnreachedLoss:
+    """One of the losses that are added up, which could not be judged by itself."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Source:
     """Where a module is written."""
 
@@ -67,6 +75,7 @@ class CheckResult:
     unjudged: Sequence[str] | None = None
     """Those of ``untestable`` that apply; None in a report that does not tell them apart."""
     allowed: Sequence[str] = ()
+    unreached_losses: Sequence[UnreachedLoss] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
     command: str = ""
@@ -79,6 +88,8 @@ class CheckResult:
         values = fields_of(cls, report)
         values["failures"] = tuple(map(Failure.of, report["failures"]))
         values["notes"] = tuple(map(Finding.of, report["notes"]))
+        losses = report.get("unreached_losses", ())
+        values["unreached_losses"] = tuple(UnreachedLoss(**fields_of(UnreachedLoss, loss)) for loss in losses)
         sources = values.get("sources", {}).items()
         values["sources"] = {module: Source(**fields_of(Source, place)) for module, place in sources}
         return cls(**values)

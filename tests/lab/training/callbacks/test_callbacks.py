@@ -149,11 +149,12 @@ def test_an_observer_that_fails_ends_the_run_and_all_are_closed(text, tmp_path):
     class Broken(RunPart):
         def on_row(self, row):
             if row["step"] == 2:
-                raise RuntimeError("no more room")
+                raise error
 
-    noted = Noted()
-    with pytest.raises(RuntimeError, match="no more room"):
+    error, noted = RuntimeError("no more room"), Noted()
+    with pytest.raises(RuntimeError) as raised:
         train(tiny(text), tmp_path, callbacks=[noted, Broken()])
+    assert raised.value is error
     assert noted.closed == 1
     assert noted.told[-1] == (2, "row")
 

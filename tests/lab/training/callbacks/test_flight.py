@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -187,7 +188,7 @@ def test_a_spike_that_training_recovers_from_is_a_note_and_costs_no_replay(
         )
     )
     assert (report["trigger"]["kind"], report["trigger"]["step"]) == ("recovered", 40)
-    assert "from step 40 on, and training recovered" in report["verdict"]["sentence"]
+    assert re.search(r"\bstep 40\b.*\brecovered\b", report["verdict"]["sentence"])
     assert (report["verdict"]["module"], report["replay"]) == ("", None)
     assert 40 in [row["step"] for row in report["ring"]["steps"]]
 
@@ -330,7 +331,7 @@ def test_a_finished_run_can_be_asked_and_keeps_all_else(text, tmp_path):
     after = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
     assert {p: after[p] for p in before} == before
     assert {p.name for p in after.keys() - before.keys()} == {"flight.json"}
-    with pytest.raises(ValueError, match=r"step is 13, .* from 1 to 12"):
+    with pytest.raises(ValueError, match=r"step is 13, .*\b12\b"):
         examine(folder.path, 13)
     shutil.rmtree(folder.last)
     folder.previous.rename(folder.last)
@@ -348,5 +349,5 @@ def test_of_a_run_that_trained_nothing_is_said_to_be_wrong(text, tmp_path, monke
 
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "flight.json").write_text('{"reports": [1]}')
-    with pytest.raises(ValueError, match=r"flight\.json, reports\[0\] must be an object"):
+    with pytest.raises(ValueError, match=r"flight\.json, reports\[0\]"):
         RunFolder(tmp_path).flights()
