@@ -85,7 +85,7 @@ def page(paper: Paper) -> str:
         legend(),
         finding_table(reviews),
         f"![The effects with their intervals]({paper.key}.svg)",
-        "Each effect that counts, with its 95% interval; the dotted line is no difference.",
+        "Each effect that counts, with its 95% interval; the dotted line marks no difference.",
         "## Finding by finding",
         *map(finding_part, reviews),
         *exact_part([statement for statement in own_statements() if statement.paper == paper.key]),
@@ -135,6 +135,7 @@ def finding_part(reviewed: Reviewed) -> str:
         f"### {finding.id}: {finding.short}",
         f"> {finding.says} *({finding.where})*",
         f"**{phrases.answer(reviewed).capitalize()}** ({phrases.tally(reviewed)}). {finding.because}",
+        f"The rest of the sentence: {', '.join(finding.rest)}." if finding.rest else "",
         f"To test it: {finding.needs}." if finding.needs else "",
         evidence_table(reviewed.evidence, counted=True),
         evidence_table(reviewed.left_out, counted=False),
@@ -152,7 +153,7 @@ def evidence_table(pieces: Sequence[Evidence], *, counted: bool) -> str:
             piece.piece.says,
             phrases.of_evidence(piece),
             phrases.expected(piece).removeprefix("expected "),
-            piece.reading if counted else piece.piece.because,
+            phrases.reading(piece) if counted else piece.piece.because,
         ]
         for piece in pieces
     ]
@@ -180,15 +181,30 @@ def exact_part(statements: Sequence[Statement]) -> Iterator[str]:
     yield table(("statement", "where", "measured", "allowed", ""), rows)
 
 
+REGIME_HEAD = (
+    "regime",
+    "what is trained or measured",
+    "what its scale changes",
+    "dev loss still falls at the end by",
+    "in results/",
+)
+
+
 def regime_table(some: Iterable[Reviewed]) -> str:
     """The regimes that some findings name, with what they change of the paper's settings."""
     pieces = [piece for reviewed in some for piece in (*reviewed.evidence, *reviewed.left_out)]
     regimes = {piece.regime.name: piece.regime for piece in pieces}
     rows = [
-        [name, f"{regime.setting.says} {regime.says}", regime.setting.scale, ", ".join(regime.sources)]
+        [
+            name,
+            f"{regime.setting.says} {regime.says} {phrases.rates(regime)}".strip(),
+            regime.setting.scale,
+            phrases.last_fall(regime),
+            ", ".join(regime.sources),
+        ]
         for name, regime in regimes.items()
     ]
-    return table(("regime", "what is trained or measured", "what its scale changes", "in results/"), rows)
+    return table(REGIME_HEAD, rows)
 
 
 def picture(key: str) -> str:

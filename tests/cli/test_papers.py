@@ -125,8 +125,8 @@ def test_json_has_every_finding_with_its_effects_and_regimes(capsys, monkeypatch
     piece = first["evidence"][0]
     assert (piece["effect"], piece["regime"], piece["n"], piece["unit"]) == (
         "difference",
-        "multi30k",
-        3,
+        "dates-warmup",
+        6,
         "BLEU",
     )
     assert first["counts"]["agrees"] == sum(one["reading"] == "agrees" for one in first["evidence"])

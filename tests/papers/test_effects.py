@@ -12,7 +12,8 @@ from normlab.errors import UserError
 from normlab.judging.statistics import MetricScale, contrasts
 from normlab.lab.tasks import TASKS
 from normlab.papers.effects import BLEU, EFFECTS, METRICS
-from normlab.papers.regimes import Regime, Run, Setting
+from normlab.papers.estimate import Estimate
+from normlab.papers.regimes import ChosenRate, Regime, Run, Setting
 
 SETTING = Setting("small", "Made up.", "It is small.")
 
@@ -138,14 +139,46 @@ def test_the_last_validation_is_the_last_that_every_run_reached():
     assert effect("last_on_dev", rows, of="a").value == pytest.approx(float(MetricScale(BLEU).scores(middle)))
 
 
+def test_a_loss_that_climbs_has_a_rise():
+    climbing, falling = ((100, 6.0), (200, 9.0), (300, 10.0)), ((100, 4.0), (200, 3.0), (300, 2.5))
+    curves = {"up": climbing, "down": falling}
+    rows = regime(*(run(c, s, nll=nll) for s in (1, 2, 3) for c, nll in curves.items()))
+    rises = {c: effect("dev_rise", rows, of=c) for c in curves}
+    assert {c: found.value for c, found in rises.items()} == pytest.approx({"up": 4.0, "down": -1.5})
+    assert {found.unit for found in rises.values()} == {"nats"}
+
+
+def test_what_a_sweep_says_of_a_rate_and_which_it_chose():
+    table = [{"cell": "a", "rate": rate, "nll": nll} for rate, nll in ((1e-3, 4.2), (2e-3, 4.0), (4e-3, 4.3))]
+    swept = regime(tables={"rates": table})
+    assert effect("swept_loss", swept, of="a", rate=4e-3).value == pytest.approx(0.3)
+    with pytest.raises(UserError, match=r"the sweep of a has no rate 0\.008; it has 0\.001, 0\.002, 0\.004"):
+        effect("swept_loss", swept, of="a", rate=8e-3)
+    tried = (1e-3, 3e-3, 1e-2)
+    chosen = regime(rates={"a": ChosenRate(3e-3, tried), "b": ChosenRate(1e-2, tried)})
+    assert effect("rate_ratio", chosen, of="a", over="b").value == pytest.approx(0.3)
+    with pytest.raises(UserError, match="no sweep chose a rate for 'c'"):
+        effect("rate_ratio", chosen, of="a", over="c")
+
+
+def test_a_quotient_of_two_measures_is_as_uncertain_as_both():
+    first, second = Estimate(0.4, 0.4 / 1.2, 0.4 * 1.2, 3), Estimate(0.01, 0.01 / 1.5, 0.01 * 1.5, 5)
+    found = effect("quotient", regime(measures={"a": first, "b": second}), of="a", over="b")
+    margin = math.hypot(math.log(1.2), math.log(1.5))
+    ends = [40.0, 40 * math.exp(-margin), 40 * math.exp(margin)]
+    assert [found.value, found.low, found.high] == pytest.approx(ends)
+    assert found.runs == 3
+
+
 def test_gradient_norms_and_spikes_after_the_warm_up():
     calm = [(step, 100.0 if step < 50 else 1.0) for step in range(0, 1000, 10)]
     wild = [(step, 8.0 if step == 500 else 2.0) for step in range(0, 1000, 10)]
     runs = [run(c, s, gradients=norms) for s in (1, 2, 3) for c, norms in (("calm", calm), ("wild", wild))]
     sides = {"of": "wild", "over": "calm", "after": 50}
     assert effect("gradient_ratio", regime(*runs), **sides).value == pytest.approx(2.0)
-    found = effect("spikes_difference", regime(*runs), **sides)
-    assert found.value == pytest.approx(100 / 94)
+    found = effect("spikes", regime(*runs), of="wild", after=50)
+    assert (found.value, found.runs, found.share) == (pytest.approx(1 / 94), 3 * 94, True)
+    assert effect("spikes", regime(*runs), of="calm", after=50).value == 0
 
 
 def test_a_noisy_gradient_spreads_more_about_its_median_whatever_its_size():
@@ -269,7 +302,8 @@ NOTHING_YET = {
     "best_on_dev": {"of": "a", "over": "b"},
     "last_on_dev": {"of": "a"},
     "gradient_ratio": {"of": "a", "over": "b", "after": 1},
-    "spikes_difference": {"of": "a", "over": "b", "after": 1},
+    "spikes": {"of": "a", "after": 1},
+    "dev_rise": {"of": "a"},
     "spread_ratio": {"of": "a", "over": "b", "after": 1},
     "penalty_ratio": {"of": ["a", "b"], "over": ["b", "a"], "metric": "bleu"},
     "gains": {"of": "a", "over": "b", "metric": "bleu"},
@@ -280,7 +314,10 @@ NOTHING_YET = {
     "own_share": {"of": "a", "stack": "decoder"},
     "own_share_ratio": {"of": "a", "over": "b", "stack": "decoder"},
 }
-OF_STUDIES = {"measure", "measured_ratio", "last_over_first", "row_ratio", "exponent", "law_preference"}
+OF_STUDIES = {
+    *("measure", "measured_ratio", "quotient", "last_over_first", "row_ratio", "exponent", "law_preference"),
+    *("swept_loss", "rate_ratio"),
+}
 
 
 def test_every_effect_of_runs_waits_for_its_rows():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -27,6 +26,11 @@ def pieces_of(id_):
     return (*REVIEWED[id_].evidence, *REVIEWED[id_].left_out)
 
 
+def parts_of(id_):
+    """A finding with those that have other parts of its sentence."""
+    return {id_, *FINDINGS[id_].rest, *(other for other in FINDINGS if id_ in FINDINGS[other].rest)}
+
+
 @pytest.mark.parametrize("id_", FINDINGS)
 def test_the_answer_follows_from_the_intervals(id_):
     assert faults(REVIEWED[id_]) == []
@@ -34,7 +38,8 @@ def test_the_answer_follows_from_the_intervals(id_):
 
 @pytest.mark.parametrize("id_", FINDINGS)
 def test_every_result_that_measures_it_is_named(id_):
-    regimes = {piece.regime.name: piece.regime for piece in pieces_of(id_)}
+    pieces = [piece for part in parts_of(id_) for piece in pieces_of(part)]
+    regimes = {piece.regime.name: piece.regime for piece in pieces}
     read = {source for regime in regimes.values() for source in regime.sources}
     of_artefacts = {f"papers/{artefact}" for artefact in FINDINGS[id_].artefacts}
     measured = {source for source in of_artefacts if (RESULTS / f"{source}.json").is_file()}
@@ -47,9 +52,9 @@ def test_every_result_that_measures_it_is_named(id_):
 
 def test_every_paper_has_findings_and_few_are_not_tested():
     assert {finding.paper for finding in FINDINGS.values()} == set(PAPERS)
-    answers = Counter(finding.answer for finding in FINDINGS.values())
-    assert set(answers) == set(ANSWERS)
-    assert answers["not tested here"] <= MOST_NOT_TESTED
+    assert {finding.answer for finding in FINDINGS.values()} == set(ANSWERS)
+    untested = [one for one in REVIEWED.values() if one.finding.answer == "not tested here"]
+    assert sum(not one.tested_and_open for one in untested) <= MOST_NOT_TESTED
 
 
 def test_a_finding_fits_into_its_line_of_the_list():
@@ -59,6 +64,7 @@ def test_a_finding_fits_into_its_line_of_the_list():
 def test_what_the_findings_name_exists():
     for finding in FINDINGS.values():
         assert set(finding.artefacts) <= ARTEFACTS.keys()
+        assert {FINDINGS[part].paper for part in finding.rest} <= {finding.paper}
     for regime in BOOK.regimes.values():
         assert set(regime.findings) <= FINDINGS.keys()
     read = {piece.regime.name for id_ in FINDINGS for piece in pieces_of(id_)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,10 +17,11 @@ from normlab.papers.finding import (
     Piece,
     Reviewed,
     faults,
+    measured,
     read_findings,
     reviewed,
 )
-from normlab.papers.regimes import read_book
+from normlab.papers.regimes import ChosenRate, read_book
 
 REGIMES = """
 [settings.small]
@@ -255,6 +257,33 @@ def test_what_is_written_wrong_is_refused_by_the_finding_s_name(results, tmp_pat
     (tmp_path / "own.toml").write_text(ENTRY.replace(old, new))
     with pytest.raises(UserError, match=said):
         results(*rows(5.0))
+
+
+@pytest.mark.parametrize(
+    ("gap", "rates", "untuned"),
+    [
+        (5.0, (2e-3, 5e-4), "b"),
+        (-5.0, (5e-4, 2e-3), "a"),
+        (5.0, (5e-4, 1e-3), ""),  # what wins at an edge may only be better
+        (5.0, (5e-4, 5e-4), ""),  # one rate for both
+        (5.0, (1e-3, 1e-3), ""),
+    ],
+)
+def test_a_loser_at_the_edge_of_its_sweep_decides_nothing(results, gap, rates, untuned):
+    (piece,) = results(*rows(gap)).evidence
+    tried = (5e-4, 1e-3, 2e-3)
+    chosen = {cell: ChosenRate(rate, tried) for cell, rate in zip("ab", rates, strict=True)}
+    of_book = replace(piece.regime, rates=chosen)
+    found = measured(piece.piece, SimpleNamespace(regime=lambda _: of_book))
+    assert found.untuned == untuned
+    assert found.reading == ("open" if untuned else piece.reading)
+
+
+def test_a_test_that_is_too_weak_can_agree_and_cannot_contradict(results, tmp_path):
+    weak = ENTRY.replace("above = 0 }", 'above = 0, weak = "it is small" }')
+    (tmp_path / "own.toml").write_text(weak)
+    assert results(*rows(5.0)).evidence[0].reading == "agrees"
+    assert results(*rows(-5.0)).evidence[0].reading == "open"
 
 
 def test_planned_runs_of_other_cells_do_not_hold_a_piece_up(results, tmp_path):

@@ -17,7 +17,7 @@ from normlab.nn import Placement
 from normlab.papers import ARTEFACTS, lab
 from normlab.papers.exact import own_statements
 from normlab.papers.finding import own_findings
-from normlab.papers.regimes import read_book
+from normlab.papers.regimes import read_book, read_source
 from normlab.papers.reproduce import each, reproduce
 
 SMALL: dict[str, Any] = {
@@ -39,9 +39,12 @@ def measures_named() -> dict[str, set[str]]:
     regimes = read_book().regimes
     for finding in own_findings().values():
         for piece in (*finding.evidence, *finding.left_out):
-            if piece.effect in ("measure", "measured_ratio"):
-                (source,) = regimes[piece.regime].sources
-                named.setdefault(source.removeprefix("papers/"), set()).add(piece.arguments["of"])
+            if piece.effect not in ("measure", "measured_ratio", "quotient"):
+                continue
+            for measure in (piece.arguments[side] for side in ("of", "over") if side in piece.arguments):
+                sources = regimes[piece.regime].sources
+                (source,) = [one for one in sources if measure in read_source(one).measures]
+                named.setdefault(source.removeprefix("papers/"), set()).add(measure)
     return named
 
 

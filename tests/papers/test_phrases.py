@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,9 +17,12 @@ from normlab.papers.phrases import (
     counted,
     estimated,
     number,
+    rates,
+    reading,
     scored,
     tally,
 )
+from normlab.papers.regimes import ChosenRate
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,9 @@ def test_a_number_has_a_true_minus_sign_and_as_few_zeros_as_it_can(value, digits
         (Estimate(0.82, 0.48, math.inf, 3, unit="×"), 1, "at least ×0.820 [0.480, ∞]"),
         (Estimate(-1.0, -1.0 - 1e-16, -1.0 + 1e-16, 9), None, "−1.00"),
         (Estimate(math.nan, -math.inf, math.inf), 0, "–"),
+        (Estimate(0.5, 0.118, 0.882, 6, share=True, unit="of the runs"), None, "3 of 6 [0.12, 0.88]"),
+        (Estimate(3 / 1020, 6e-4, 8.6e-3, 1020, share=True, unit="of the logged steps"), None,
+         "3 of 1,020 [0.0006, 0.0086]"),
     ],
 )  # fmt: skip
 def test_an_estimate_says_what_was_measured_and_no_more(found, equal, written):
@@ -71,7 +78,23 @@ def test_what_was_tested_is_not_called_untested():
     tested, untested = claimed("not tested here", "open"), claimed("not tested here", "waits")
     assert (answer(tested), answer(untested)) == ("tested, and open", "not tested here")
     assert answer(claimed("partly", "agrees", "contradicts", "open")) == "partly"
-    assert counted([tested, untested]) == "2 findings: 2 not tested here (1 tested, and open)"
+    assert counted([tested, untested]) == "2 findings: 1 tested, and open; 1 not tested here"
+
+
+def test_what_is_open_for_its_rates_says_so():
+    (piece,) = claimed("partly", "open").evidence
+    tried = (5e-4, 2e-3)
+    regime = SimpleNamespace(rates={"post": ChosenRate(5e-4, tried), "pre": ChosenRate(2e-3, tried)})
+    assert reading(piece) == "open"
+    untuned = replace(piece, regime=regime, untuned="post")
+    assert reading(untuned) == "open: post has the lowest rate tried"
+    assert reading(replace(untuned, reading="waits")) == "waits"
+    weak = replace(piece, piece=replace(piece.piece, weak="it is small"))
+    assert reading(weak) == "open: it is small"
+    assert reading(replace(weak, reading="agrees")) == "agrees"
+    both = "post 0.0005 (lowest rate tried), pre 0.002 (highest rate tried)"
+    assert rates(regime) == f"Rates, chosen among 0.0005, 0.002: {both}."
+    assert rates(SimpleNamespace(rates={})) == ""
 
 
 def test_every_reading_is_counted():

@@ -37,6 +37,24 @@ def test_a_comparison_has_each_recipe_at_its_chosen_rate():
     assert post == pytest.approx([22.278, 21.749, 22.923], abs=1e-3)
 
 
+def test_a_comparison_has_the_rates_that_it_chose_and_those_that_it_tried():
+    rates = BOOK.regime("brown").rates
+    assert {cell: rate.value for cell, rate in rates.items() if rate.at_the_edge} == {
+        "post": 0.002,
+        "post+warmup": 0.002,
+        "pre+rmsnorm+rope+swiglu": 0.01,
+    }
+    assert rates["pre"].tried == (0.002, 0.005, 0.01)
+    assert BOOK.regime("dates-warmup").rates == {}
+
+
+def test_how_far_the_dev_loss_fell_at_the_last():
+    falls = BOOK.regime("multi30k").last_falls
+    assert len(falls) == 15
+    assert {steps for steps, _ in falls} == {500}
+    assert min(fall for _, fall in falls) > 0
+
+
 def test_a_comparison_has_the_dev_scores_of_its_runs():
     """They are those of the runs' own folders, which do not come with the wheel."""
     for run in read_source("multi30k-recipes").runs:

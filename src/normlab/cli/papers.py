@@ -224,7 +224,8 @@ def _show_evidence(pieces: Sequence[Evidence]) -> None:
             reading = f"{piece.reading:<11}", READING_STYLES[piece.reading]
             because = f"; not counted: {piece.piece.because}" if piece.piece.because else ""
             estimate = phrases.of_evidence(piece), "bold"
-            expected = f"; {phrases.expected(piece)}{because}", "dim"
+            why = phrases.reading(piece).removeprefix(piece.reading).replace(":", ";")
+            expected = f"; {phrases.expected(piece)}{why}{because}", "dim"
             terminal.write(Text.assemble("  ", reading, f" {piece.piece.says}: ", estimate, expected))
 
 

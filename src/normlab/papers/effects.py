@@ -35,6 +35,7 @@ METRICS: Final = {metric.name: metric for metric in (BLEU, NLL, BITS_PER_BYTE, A
 """Metrics of the tasks, whose own modules need torch."""
 RATIO: Final = "×"
 SHARE: Final = "of the runs"
+STEPS: Final = "of the logged steps"
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _metric(name: str) -> Metric:
     return METRICS[name]
 
 
-UNITS: Final = {NLL.name: "nats", BITS_PER_BYTE.name: "bits", ACCURACY.name: "%"}
+UNITS: Final = {NLL.name: "nats", BITS_PER_BYTE.name: "bits", ACCURACY.name: "points"}
 """Of differences of metrics that are not written by their label."""
 
 
@@ -317,6 +318,14 @@ def best_on_dev(regime: Regime, of: str, over: str, metric: str = "bleu") -> Est
     return _difference(regime, of, over, shown, best)
 
 
+@effect(0.0)
+def dev_rise(regime: Regime, of: str, metric: str = "nll") -> Estimate:
+    """How far the dev score of a cell rises from the first validation to the last that each run reached."""
+    shown = _metric(metric)
+    curves = [_dev(run, metric) for run in regime.cell(of).values()]
+    return _mean([curve[-1][1] - curve[0][1] for curve in curves], _unit(shown))
+
+
 @effect()
 def last_on_dev(regime: Regime, of: str, metric: str = "bleu") -> Estimate:
     """The mean dev score of a cell at the last validation that each of its runs reached."""
@@ -352,19 +361,17 @@ AROUND: Final = 25
 """How many logged steps before and after a step its gradient norm is compared with."""
 
 
-@effect(0.0)
-def spikes_difference(regime: Regime, of: str, over: str, after: int) -> Estimate:
-    """The share of logged steps with a spike of the gradient norm after a step, in per cent: ``of`` minus
-    ``over``.
+@effect()
+def spikes(regime: Regime, of: str, after: int) -> Estimate:
+    """The share of a cell's logged steps after a step whose gradient norm is a spike, with its exact
+    interval.
     """
-
-    def spikes(run: Run) -> float:
+    counted: list[bool] = []
+    for run in regime.cell(of).values():
         norms = _norms(run, after)
         around = [median(norms[max(0, i - AROUND) : i + AROUND + 1]) for i in range(len(norms))]
-        return 100 * fmean(norm > SPIKE * middle for norm, middle in zip(norms, around, strict=True))
-
-    values = [spikes(first) - spikes(second) for first, second in _pairs(regime, of, over)]
-    return _mean(values, "% of the steps")
+        counted += [norm > SPIKE * middle for norm, middle in zip(norms, around, strict=True)]
+    return _share(counted).of_unit(STEPS)
 
 
 @effect(1.0)
@@ -415,6 +422,25 @@ def gains(regime: Regime, of: str, over: str, metric: str, by: float = 0.0) -> E
     return _share(gained)
 
 
+@effect(0.0)
+def swept_loss(regime: Regime, of: str, rate: float) -> Estimate:
+    """How much worse the dev NLL of a cell is at a rate than at the best one that its sweep tried."""
+    swept = {row["rate"]: row["nll"] for row in _rows(regime, "rates", {"cell": of})}
+    if rate not in swept:
+        tried = ", ".join(f"{one:g}" for one in swept)
+        raise UserError(f"the sweep of {of} has no rate {rate:g}; it has {tried}")
+    return Estimate.exact(swept[rate] - min(swept.values())).of_unit("nats")
+
+
+@effect(1.0)
+def rate_ratio(regime: Regime, of: str, over: str) -> Estimate:
+    """The rate that a sweep chose for ``of`` over the one that it chose for ``over``."""
+    for cell in (of, over):
+        if cell not in regime.rates:
+            raise UserError(f"no sweep chose a rate for {cell!r}{nearest(cell, regime.rates)}")
+    return Estimate.exact(regime.rates[of].value / regime.rates[over].value).of_unit(RATIO)
+
+
 @effect()
 def measure(regime: Regime, of: str, unit: str = "") -> Estimate:
     """What a study measured and kept under a name."""
@@ -427,6 +453,18 @@ def measure(regime: Regime, of: str, unit: str = "") -> Estimate:
 def measured_ratio(regime: Regime, of: str) -> Estimate:
     """A ratio that a study measured and kept under a name."""
     return measure(regime, of, RATIO)
+
+
+@effect(1.0)
+def quotient(regime: Regime, of: str, over: str) -> Estimate:
+    """One ratio that a study measured and kept over another, measured apart: the squares of the two margins
+    of their logarithms add up.
+    """
+    first, second = measure(regime, of), measure(regime, over)
+    middle = math.log(first.value / second.value)
+    margin = math.hypot(*(math.log(ratio.high / ratio.low) / 2 for ratio in (first, second)))
+    both = Estimate(middle, middle - margin, middle + margin, min(first.runs, second.runs))
+    return both.mapped(math.exp).of_unit(RATIO)
 
 
 @effect(1.0)

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from normlab.base.files import read_toml
 from normlab.base.io import from_plain
 from normlab.errors import UserError
-from normlab.papers.effects import EFFECTS, names
+from normlab.papers.effects import EFFECTS, METRICS, names
 from normlab.papers.estimate import Estimate
 from normlab.papers.regimes import Book, Regime
 
@@ -87,6 +87,8 @@ class Piece:
     """Where a bound comes from that is not the value of no difference."""
     fixed: bool = False
     """Whether the bound stands in the ``regime.toml`` that was committed before its runs."""
+    weak: str = ""
+    """Why its regime is too weak a test to contradict the sentence, so that it is open where it would."""
     because: str = ""
     """Why it does not count for the answer; empty if it does."""
 
@@ -126,6 +128,8 @@ class Finding:
     """Effects that are shown and do not count, each with the reason."""
     artefacts: tuple[str, ...] = ()
     """The tables and figures that show it, by their ids."""
+    rest: tuple[str, ...] = ()
+    """The findings that have the other parts of its sentence."""
     needs: str = ""
     """The hardware, text or runs that an answer needs; only for one that is not tested here."""
     paper: str = ""
@@ -142,6 +146,8 @@ class Evidence:
     reading: Reading
     missing: int
     """The number of planned runs that are not there yet."""
+    untuned: str = ""
+    """A cell that loses at a rate at the edge of those tried, to one at another rate; empty if none does."""
 
     @property
     def equal(self) -> float | None:
@@ -159,9 +165,12 @@ class Reviewed:
 
     @property
     def main(self) -> Evidence | None:
-        """The piece that stands for the finding in one line: the first that counts, else the first."""
+        """The piece that stands for the finding in one line: the first that decides, else the first that is
+        there, else the first.
+        """
         counting = [piece for piece in self.evidence if piece.reading != "waits"]
-        return next(iter((*counting, *self.evidence)), None)
+        deciding = [piece for piece in counting if piece.reading != "open"]
+        return next(iter((*deciding, *counting, *self.evidence)), None)
 
     @property
     def counts(self) -> Mapping[Reading, int]:
@@ -201,7 +210,7 @@ def tables_of(content: Mapping[str, Any], key: str, where: str) -> list[dict[str
 
 BOUNDS: Final = {"above", "below", "within"}
 """The keys of an expectation."""
-_WORDS: Final = {"says", "regime", "effect", "margin", "fixed", "because"}
+_WORDS: Final = {"says", "regime", "effect", "margin", "fixed", "weak", "because"}
 """The keys of a piece that are neither bounds nor arguments of its effect."""
 
 
@@ -240,8 +249,29 @@ def measured(piece: Piece, book: Book) -> Evidence:
     regime = book.regime(piece.regime)
     estimate = EFFECTS[piece.effect](regime, piece.arguments)
     missing = regime.missing(piece.cells())
-    reading: Reading = "waits" if missing else piece.expects.reading(estimate)
-    return Evidence(piece, regime, estimate, reading, missing)
+    untuned = _untuned(piece, regime, estimate)
+    reading = piece.expects.reading(estimate)
+    if untuned or (piece.weak and reading == "contradicts"):
+        reading = "open"
+    return Evidence(piece, regime, estimate, "waits" if missing else reading, missing, untuned)
+
+
+def _untuned(piece: Piece, regime: Regime, estimate: Estimate) -> str:
+    """The cell that loses a comparison of two rates while its own is at the edge of those that were tried: at
+    another rate it might not lose, so the comparison decides nothing. At one rate for both it says what it
+    says.
+    """
+    given = EFFECTS[piece.effect].with_defaults(piece.arguments)
+    if not {"of", "over", "metric"} <= given.keys() or math.isnan(estimate.value):
+        return ""
+    of_wins = (estimate.value > 0) == METRICS[given["metric"]].higher_is_better
+    losers, winners = (given["over"], given["of"]) if of_wins else (given["of"], given["over"])
+    others = {regime.rates[cell].value for cell in names(winners) if cell in regime.rates}
+    for cell in names(losers):
+        rate = regime.rates.get(cell)
+        if rate and rate.at_the_edge and others - {rate.value}:
+            return cell
+    return ""
 
 
 def faults(reviewed: Reviewed) -> list[str]:

@@ -200,8 +200,11 @@ def finished(wanted: Mapping[K, Sequence[Config]], queue: Queue) -> dict[K, tupl
 
 
 def size(name: str, placement: str, layers: int, decoder: int | None = None) -> ModelConfig:
-    """Return a model of ``layers`` + ``decoder`` layers under one placement; by default as many in both."""
-    parts = {"encoder_placement": placement, "decoder_placement": placement}
+    """Return a model of ``layers`` + ``decoder`` layers, by default as many in both, under one placement, or
+    under those of the encoder and of the decoder, such as ``post/pre``.
+    """
+    encoder, _, other = placement.partition("/")
+    parts = {"encoder_placement": encoder, "decoder_placement": other or encoder}
     depth = layers if decoder is None else decoder
     return replace(SIZES[name], encoder_layers=layers, decoder_layers=depth, **parts)
 

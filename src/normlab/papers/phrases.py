@@ -5,30 +5,42 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from statistics import median
 from typing import Any, Final, get_args
 
 from normlab.base.units import count
 from normlab.papers.artefact import Artefact
-from normlab.papers.effects import BLEU, RATIO, SHARE
+from normlab.papers.effects import BLEU, RATIO, SHARE, STEPS
 from normlab.papers.estimate import Estimate
 from normlab.papers.finding import ANSWERS, Evidence, Reading, Reviewed
+from normlab.papers.regimes import ChosenRate, Regime
 from normlab.papers.results import ArtefactStatus
 from normlab.papers.trainings import LAPTOP, Scale
 
 SCHEMA_VERSION: Final = 1
 """Of what ``normlab papers --json`` prints."""
 LEGEND: Final = """\
+The sentences are condensed, and some joined of two; the paper's place stands behind each.
 Measured: an effect with its 95% interval; n is the number of pairs of runs, or of models. Intervals are not \
-adjusted for the number of effects.
+adjusted for the number of effects. "A over B" is A minus B, or A divided by B where a × stands before it; \
+of losses, in nats a token or bits a byte, the lower one is better.
+Means of BLEU are means of its logit, which has no edges; where seeds lie far apart, arithmetic ones differ. \
+A run trains if its loss gets well below that of token frequencies and depends on the source; its BLEU may \
+still be near 0.
 An effect agrees if its whole interval is as the sentence expects, contradicts if none of it is, and is open \
-if some of it is. Fewer than three seeds decide nothing: their effects are open too.
+if some of it is. Fewer than three seeds decide nothing: their effects are open too, \
+and so is a comparison of two rates whose loser has the lowest or highest of those that were tried, and a \
+contradiction by a test that is known to be too weak; the reason then stands beside it.
 A finding is supported if what is decided agrees, contradicted if it contradicts, and partly if there are \
 both; open effects are counted beside them, and withhold the answer only where they outnumber decided ones \
 that all say the same.
 Not tested here: nothing is decided, for want of runs; tested, and open: runs are there, and leave it open. \
+Each answer is one for the regimes that are named: a small model cannot refute what is said of a large one.
 6+6 are layers of the encoder and of the decoder; ¼ Multi30k is its first quarter; at the start is before \
 the first step, in the papers' own models (small, base).""".splitlines()
-"""How to read a table of findings: one line each for the effect, its reading, the answer and the regime."""
+"""How to read a table of findings: one line each for the sentence, the effect, its mean, its reading, the
+answer and the regime.
+"""
 SEEDS: Final = "seeds (in parentheses: did not train)"
 """The title of a column with the score of each seed."""
 TESTED_AND_OPEN: Final = "tested, and open"
@@ -87,9 +99,10 @@ def estimated(estimate: Estimate, *, equal: float | None = None) -> str:
     """
     if math.isnan(estimate.value):
         return "–"
-    if estimate.unit == SHARE:
-        counted = round(estimate.value * estimate.runs)
-        return f"{counted} of {estimate.runs} [{estimate.low:.2f}, {estimate.high:.2f}]"
+    if estimate.unit in (SHARE, STEPS):
+        digits = max(2, digits_of(estimate))
+        counted = f"{round(estimate.value * estimate.runs)} of {estimate.runs:,}"
+        return f"{counted} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
     if equal is None and is_least(estimate, estimate.unit):
         return f"at most {LEAST_SHOWN[estimate.unit]:g} {estimate.unit}"
     digits = digits_of(estimate, equal)
@@ -179,6 +192,41 @@ def beside_expected(reviewed: Reviewed) -> str:
     return f"{estimated(main.estimate, equal=main.equal)} ({main.piece.expects.in_symbols()})"
 
 
+def reading(evidence: Evidence) -> str:
+    """What a piece says of the finding, and why it is open if that is not for its interval."""
+    if evidence.reading == "open" and evidence.untuned:
+        return f"open: {evidence.untuned} has the {edge(evidence.regime.rates[evidence.untuned])}"
+    if evidence.reading == "open" and evidence.piece.weak:
+        return f"open: {evidence.piece.weak}"
+    return evidence.reading
+
+
+def edge(rate: ChosenRate) -> str:
+    """Which end of the rates that were tried a chosen one is."""
+    return "lowest rate tried" if rate.value == min(rate.tried) else "highest rate tried"
+
+
+def rates(regime: Regime) -> str:
+    """Write the rate that was chosen for each cell, and which ends of those tried they are; empty without."""
+    chosen = regime.rates
+    if not chosen:
+        return ""
+    cells = [
+        f"{cell} {rate.value:g}" + (f" ({edge(rate)})" if rate.at_the_edge else "")
+        for cell, rate in chosen.items()
+    ]
+    tried = ", ".join(f"{rate:g}" for rate in next(iter(chosen.values())).tried)
+    return f"Rates, chosen among {tried}: {', '.join(cells)}."
+
+
+def last_fall(regime: Regime) -> str:
+    """Write by how much the dev loss still fell at the end, the median of all runs; a dash without curves."""
+    if not regime.last_falls:
+        return "–"
+    steps, falls = zip(*regime.last_falls, strict=True)
+    return f"{number(median(falls), 3)} nats in {count(round(median(steps)), 'step')}"
+
+
 def expected(evidence: Evidence) -> str:
     """Say what the sentence expects of the interval, and where a bound of ours comes from."""
     return f"expected {evidence.piece.expects.in_words()}{origin(evidence, before=' (', after=')')}"
@@ -213,13 +261,12 @@ def tally(reviewed: Reviewed) -> str:
 
 
 def counted(findings: Iterable[Reviewed]) -> str:
-    """Write ``32 findings: 16 supported, 6 partly, 5 contradicted, 5 not tested here``."""
+    """Write ``32 findings: 16 supported; 6 partly; 5 contradicted; 2 tested, and open; 3 not tested``."""
     all_reviewed = list(findings)
-    answers = Counter(reviewed.finding.answer for reviewed in all_reviewed)
-    parts = [f"{answers[answer]} {answer}" for answer in ANSWERS if answers[answer]]
-    tested_and_open = sum(reviewed.tested_and_open for reviewed in all_reviewed)
-    tested = f" ({tested_and_open} {TESTED_AND_OPEN})" if tested_and_open else ""
-    return f"{count(len(all_reviewed), 'finding')}: {', '.join(parts)}{tested}"
+    answers = Counter(answer(reviewed) for reviewed in all_reviewed)
+    in_order = (*ANSWERS[:-1], TESTED_AND_OPEN, ANSWERS[-1])
+    parts = [f"{answers[answer]} {answer}" for answer in in_order if answers[answer]]
+    return f"{count(len(all_reviewed), 'finding')}: {'; '.join(parts)}"
 
 
 def plain(reviewed: Reviewed) -> dict[str, Any]:
@@ -257,6 +304,8 @@ def _plain_evidence(evidence: Evidence) -> dict[str, Any]:
         "margin": piece.margin,
         "fixed_before_the_runs": piece.fixed,
         "reading": evidence.reading,
+        "untuned": evidence.untuned,
+        "too_weak_to_contradict": piece.weak,
     }
 
 
@@ -267,6 +316,8 @@ def plain_regime(evidence: Evidence) -> dict[str, Any]:
         "name": regime.name,
         "short": regime.setting.short,
         "says": f"{regime.setting.says} {regime.says}",
+        "rates": rates(regime),
+        "last_fall_of_dev_loss": last_fall(regime),
         "scale": regime.setting.scale,
         "sources": list(regime.sources),
         "runs": len(regime.runs),

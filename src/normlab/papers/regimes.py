@@ -59,6 +59,19 @@ class Run:
 
 
 @dataclass(frozen=True)
+class ChosenRate:
+    """The learning rate that a comparison chose for a cell, and those that it tried."""
+
+    value: float
+    tried: tuple[float, ...]
+
+    @property
+    def at_the_edge(self) -> bool:
+        """Whether no lower or no higher one was tried, so that a better one may lie beyond."""
+        return self.value in (min(self.tried), max(self.tried))
+
+
+@dataclass(frozen=True)
 class Source:
     """What one place below ``results`` holds."""
 
@@ -72,6 +85,8 @@ class Source:
     """The findings for which its runs were planned."""
     margins: Mapping[str, float] = field(default_factory=dict)
     """By metric, within which difference two cells are equal; fixed before the first run."""
+    rates: Mapping[str, ChosenRate] = field(default_factory=dict)
+    """By cell; empty where no rate was chosen by a sweep."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +131,13 @@ class Regime:
     findings: frozenset[str]
     """The findings that it measures."""
     margins: Mapping[str, float]
+    rates: Mapping[str, ChosenRate] = field(default_factory=dict)
+
+    @property
+    def last_falls(self) -> list[tuple[int, float]]:
+        """The steps between the last two validations of each run, and by how much the dev loss fell there."""
+        curves = [run.dev.get("nll", ()) for run in self.runs]
+        return [(c[-1][0] - c[-2][0], c[-2][1] - c[-1][1]) for c in curves if len(c) > 1]
 
     @property
     def cells(self) -> list[str]:
@@ -170,6 +192,7 @@ class Book:
             frozenset(planned),
             frozenset(declared.findings).union(*(source.findings for source in sources)),
             {metric: margin for source in sources for metric, margin in source.margins.items()},
+            {new.get(cell, cell): rate for source in sources for cell, rate in source.rates.items()},
         )
 
 
@@ -282,6 +305,8 @@ class _Recipe:
     runs: tuple[str, ...]
     outcomes: tuple[str, ...]
     scores: dict[str, tuple[float | None, ...]]
+    lr: float | None = None
+    """The rate that was chosen; None if it was not."""
 
     def __post_init__(self) -> None:
         if any(len(values) != len(self.runs) for values in (self.outcomes, *self.scores.values())):
@@ -292,6 +317,7 @@ class _Recipe:
 class _Compared:
     recipes: tuple[_Recipe, ...]
     seeds: tuple[int, ...]
+    lrs: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if any(len(recipe.runs) > len(self.seeds) for recipe in self.recipes):
@@ -389,7 +415,8 @@ def _comparison(file: Path) -> Source:
             scores = {metric: values[place] for metric, values in recipe.scores.items()}
             seed, dev = content.seeds[place], curves.get(run, {})
             runs.append(Run(recipe.name, seed, run, outcome, scores, dev))
-    return Source(runs)
+    chosen = {r.name: ChosenRate(r.lr, content.lrs) for r in content.recipes if r.lr and content.lrs}
+    return Source(runs, rates=chosen)
 
 
 def _rows(file: Path) -> Source:

@@ -148,7 +148,7 @@ def _evidence_table(pieces: Sequence[Evidence]) -> PageTable:
                 Cell(piece.says, small=f"not counted: {piece.because}" if piece.because else ""),
                 Cell(phrases.of_evidence(evidence)),
                 Cell(piece.expects.in_words(), small=phrases.origin(evidence)),
-                Cell(evidence.reading, tone=READINGS[evidence.reading]),
+                Cell(phrases.reading(evidence), tone=READINGS[evidence.reading]),
                 Cell(regime.name, small=f"{regime.setting.says} {regime.says}"),
             ]
         )

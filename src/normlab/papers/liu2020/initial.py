@@ -24,6 +24,10 @@ ADMIN_VANISHES: Final = declare(
     trainings=for_each_scale(lambda s: {"18L Admin": s.recipe("admin", (18, 18))}, DEEP_EDGE),
 )
 
+HYBRID: Final = declare(
+    "liu2020.hybrid", "gradients.sublayer_outputs", settings={**_OUTPUTS, "placements": ("post/pre",)}
+)
+
 FIG5_11: Final = declare(
     "liu2020.fig5_11",
     "model_parts.attention_matrices",
