@@ -395,6 +395,7 @@ def test_of_two_schedules_of_one_optimizer_those_that_a_step_moves_count(tmp_pat
         assert ("schedule" in named.facts) == (every > 1)
     assert [row[0] for row in course.rates[:3]] == [0.1] * 3
     assert [row[1] for row in course.rates[:3]] == pytest.approx(rates)
+    assert {row[0] for row in course.rates} == {0.1}
 
 
 ACCUMULATED = """

@@ -25,6 +25,9 @@ HORIZON: Final = 100_000
 
 PARTS: Final = 16
 """Into so many parts a stretch of steps is divided, again and again, in which the peak is looked for."""
+
+Groups: TypeAlias = Sequence[Mapping[str, Any]]
+"""The parameter groups of all optimizers of a step, in order."""
 RatesAt: TypeAlias = Callable[[int], list[float]]
 """Gives the rates of all groups at a step."""
 
@@ -159,7 +162,7 @@ def rates_of(setup: Setup) -> Rates:
     planned = (setup.declare.steps or HORIZON) - taken
     limit = max(SIMULATED // max(len(groups), 1), 100)
     closed = _closed_form(scheduler)
-    past = {} if closed is None else _rates_before(taken, limit, scheduler, closed)
+    past = {} if closed is None else _rates_before(groups, taken, limit, scheduler, closed)
     jumps = closed is not None and planned > limit
     followed = limit // 2 if jumps else limit
     for i in range(1, min(planned, followed)):
@@ -172,7 +175,7 @@ def rates_of(setup: Setup) -> Rates:
         rates.append([float(group["lr"]) for group in groups])
     if closed is not None and jumps and ended is None:
         apart = max((planned - followed) // followed, 1)
-        rates_at = _rates_by_closed_form(scheduler, closed, start)
+        rates_at = _rates_by_closed_form(groups, scheduler, closed, start)
         sampled = dict(zip(numbers, rates, strict=True))
         sampled |= {i: rates_at(i) for i in range(followed, planned, apart)}
         sampled = _with_peaks(sampled, rates_at, planned)
@@ -180,12 +183,20 @@ def rates_of(setup: Setup) -> Rates:
     return Rates(numbers, rates, ended, scheduler, taken, past)
 
 
-def _rates_by_closed_form(scheduler: Any, closed: Callable[[], Sequence[Any]], first: int) -> RatesAt:
-    """Return what gives the rates at a step, counted from the ``first``. It moves the scheduler there."""
+def _rates_by_closed_form(
+    groups: Groups, scheduler: Any, closed: Callable[[], Sequence[Any]], first: int
+) -> RatesAt:
+    """Return what gives the rates of all groups at a step, counted from the ``first``. It moves the scheduler
+    there; groups of optimizers that it does not steer keep the rate that they have.
+    """
 
     def rates_at(step: int) -> list[float]:
         scheduler.last_epoch = first + step
-        return [float(rate) for rate in closed()]
+        steered = {
+            id(group): float(rate)
+            for group, rate in zip(scheduler.optimizer.param_groups, closed(), strict=True)
+        }
+        return [steered.get(id(group), float(group["lr"])) for group in groups]
 
     return rates_at
 
@@ -225,14 +236,14 @@ def _peak_between(first: int, last: int, rate_at: Callable[[int], float]) -> int
 
 
 def _rates_before(
-    taken: int, limit: int, scheduler: Any, closed: Callable[[], Sequence[Any]]
+    groups: Groups, taken: int, limit: int, scheduler: Any, closed: Callable[[], Sequence[Any]]
 ) -> dict[int, list[float]]:
     """Return the rates of the steps that a schedule has taken, of ``limit`` or so of them if they are many,
     by its closed form. The schedule is left where it stands.
     """
     if not taken:
         return {}
-    stands_at, rates_at = scheduler.last_epoch, _rates_by_closed_form(scheduler, closed, 0)
+    stands_at, rates_at = scheduler.last_epoch, _rates_by_closed_form(groups, scheduler, closed, 0)
     sampled = {i: rates_at(i) for i in range(0, taken, taken // limit + 1)}
     sampled = _with_peaks(sampled, rates_at, taken)
     scheduler.last_epoch = stands_at
