@@ -306,3 +306,9 @@ def test_an_interval_that_contains_the_published_effect_does_not_contradict(
 def test_what_is_decided_stands_for_a_finding_only_where_it_is_answered():
     assert claimed("partly", ["open", "agrees", "contradicts"]).main.reading == "agrees"
     assert claimed("not tested here", ["open", "open", "agrees"]).main.reading == "open"
+
+
+def test_a_side_at_the_edge_of_the_rates_tried_decides_nothing(results, tmp_path):
+    edge = 'above = 0, edge = "b has the highest" }'
+    (tmp_path / "own.toml").write_text(ENTRY.replace("above = 0 }", edge))
+    assert {results(*rows(gap)).evidence[0].reading for gap in (5.0, -5.0)} == {"open"}

@@ -111,3 +111,9 @@ def test_a_claimed_effect_is_the_published_one_in_bits_per_byte(id_):
     bits = (after - before) / math.log(2) / 4
     (claimed,) = [piece.claimed for piece in FINDINGS[id_].evidence]
     assert claimed == pytest.approx(bits, rel=0.1)
+
+
+def test_x3_says_that_the_better_sgd_has_the_higher_rate():
+    pair = {"of": "SGD lr 5e-3, with warm-up", "over": "SGD lr 1e-3, with warm-up"}
+    found = EFFECTS["difference"](BOOK.regime("dates-sgd"), pair)
+    assert Expectation(above=0).reading(found) == "agrees"

@@ -89,6 +89,8 @@ class Piece:
     """Whether the bound stands in the ``regime.toml`` that was committed before its runs."""
     weak: str = ""
     """Why its regime is too weak a test to contradict the sentence, so that it is open where it would."""
+    edge: str = ""
+    """Which side of it has the lowest or highest rate tried, where its regime keeps no sweep: it is open."""
     claimed: float | None = None
     """The published effect, in the unit of this one, where that is smaller than the bound: it is not
     contradicted by an interval that contains it.
@@ -215,7 +217,7 @@ def tables_of(content: Mapping[str, Any], key: str, where: str) -> list[dict[str
 
 BOUNDS: Final = {"above", "below", "within"}
 """The keys of an expectation."""
-_WORDS: Final = {"says", "regime", "effect", "margin", "fixed", "weak", "claimed", "because"}
+_WORDS: Final = {"says", "regime", "effect", "margin", "fixed", "weak", "edge", "claimed", "because"}
 """The keys of a piece that are neither bounds nor arguments of its effect."""
 
 
@@ -256,7 +258,8 @@ def measured(piece: Piece, book: Book) -> Evidence:
     missing = regime.missing(piece.cells())
     untuned = _untuned(piece, regime, estimate)
     reading = piece.expects.reading(estimate)
-    if untuned or (reading == "contradicts" and (piece.weak or _contains(estimate, piece.claimed))):
+    too_weak = reading == "contradicts" and (piece.weak or _contains(estimate, piece.claimed))
+    if untuned or piece.edge or too_weak:
         reading = "open"
     return Evidence(piece, regime, estimate, "waits" if missing else reading, missing, untuned)
 

@@ -197,6 +197,8 @@ def reading(evidence: Evidence) -> str:
     """What a piece says of the finding, and why it is open if that is not for its interval."""
     if evidence.reading == "open" and evidence.untuned:
         return f"open: {evidence.untuned} has the {edge(evidence.regime.rates[evidence.untuned])}"
+    if evidence.reading == "open" and evidence.piece.edge:
+        return f"open: {evidence.piece.edge}"
     if evidence.reading == "open" and evidence.piece.weak:
         return f"open: {evidence.piece.weak}"
     if evidence.reading == "open" and evidence.piece.claimed is not None:
@@ -310,6 +312,7 @@ def _plain_evidence(evidence: Evidence) -> dict[str, Any]:
         "reading": evidence.reading,
         "untuned": evidence.untuned,
         "too_weak_to_contradict": piece.weak,
+        "at_the_edge": piece.edge,
         "published_effect": piece.claimed,
     }
 
