@@ -148,6 +148,13 @@ def test_a_loss_that_climbs_has_a_rise():
     assert {found.unit for found in rises.values()} == {"nats"}
 
 
+def test_the_rise_of_a_training_loss_is_from_the_first_dev_loss():
+    losses = ((100, 6.0), (200, 9.0))
+    rows = regime(*(run("a", seed, nll=losses, last_loss=5.0 + seed) for seed in (1, 2, 3)), run("a", 4))
+    found = effect("training_rise", rows, of="a")
+    assert (found.value, found.runs, found.unit) == (pytest.approx(1.0), 3, "nats")
+
+
 def test_what_a_sweep_says_of_a_rate_and_which_it_chose():
     table = [{"cell": "a", "rate": rate, "nll": nll} for rate, nll in ((1e-3, 4.2), (2e-3, 4.0), (4e-3, 4.3))]
     swept = regime(tables={"rates": table})
@@ -304,6 +311,7 @@ NOTHING_YET = {
     "gradient_ratio": {"of": "a", "over": "b", "after": 1},
     "spikes": {"of": "a", "after": 1},
     "dev_rise": {"of": "a"},
+    "training_rise": {"of": "a"},
     "spread_ratio": {"of": "a", "over": "b", "after": 1},
     "penalty_ratio": {"of": ["a", "b"], "over": ["b", "a"], "metric": "bleu"},
     "gains": {"of": "a", "over": "b", "metric": "bleu"},

@@ -289,3 +289,26 @@ def test_a_test_that_is_too_weak_can_agree_and_cannot_contradict(results, tmp_pa
 def test_planned_runs_of_other_cells_do_not_hold_a_piece_up(results, tmp_path):
     (tmp_path / "results/pair/regime.toml").write_text(REGIME + '[cells.c]\nrecipe = "admin"\n')
     assert results(*rows(5.0)).evidence[0].reading == "agrees"
+
+
+@pytest.mark.parametrize(("claimed", "reading"), [(0.3, "open"), (3.0, "contradicts")])
+def test_an_interval_that_contains_the_published_effect_does_not_contradict(
+    results, tmp_path, claimed, reading
+):
+    """The bound, 5 BLEU, is more than what is claimed; the interval ends between 0.3 and 3."""
+    bound = f'above = 5, margin = "much", claimed = {claimed} }}'
+    (tmp_path / "own.toml").write_text(ENTRY.replace("above = 0 }", bound))
+    (piece,) = results(*rows(0.1, seeds=3), row("a", 4, 23.0), row("b", 4, 24.0)).evidence
+    assert 0.3 < piece.estimate.high < 3
+    assert piece.reading == reading
+
+
+def test_what_is_decided_stands_for_a_finding_only_where_it_is_answered():
+    assert claimed("partly", ["open", "agrees", "contradicts"]).main.reading == "agrees"
+    assert claimed("not tested here", ["open", "open", "agrees"]).main.reading == "open"
+
+
+def test_a_side_at_the_edge_of_the_rates_tried_decides_nothing(results, tmp_path):
+    edge = 'above = 0, edge = "b has the highest" }'
+    (tmp_path / "own.toml").write_text(ENTRY.replace("above = 0 }", edge))
+    assert {results(*rows(gap)).evidence[0].reading for gap in (5.0, -5.0)} == {"open"}

@@ -78,6 +78,7 @@ def test_runs_that_were_cut_short_have_their_dev_scores():
     run = next(one for one in source.runs if one.cell == "ReZero, dropout" and one.seed == 1)
     assert run.dev["bleu"] == [(300, 6.9), (600, 13.29), (900, 22.66)]
     assert run.dev["nll"][0] == (300, 4.185)
+    assert run.last_loss == 2.475
     assert not run.trained
 
 

@@ -326,6 +326,19 @@ def dev_rise(regime: Regime, of: str, metric: str = "nll") -> Estimate:
     return _mean([curve[-1][1] - curve[0][1] for curve in curves], _unit(shown))
 
 
+@effect(0.0)
+def training_rise(regime: Regime, of: str) -> Estimate:
+    """How far the training NLL of a cell is, at the last step of each run, above its first dev NLL, for runs
+    whose first training NLL was not kept.
+    """
+    rises = [
+        run.last_loss - _dev(run, NLL.name)[0][1]
+        for run in regime.cell(of).values()
+        if run.last_loss is not None
+    ]
+    return _mean(rises, _unit(NLL))
+
+
 @effect()
 def last_on_dev(regime: Regime, of: str, metric: str = "bleu") -> Estimate:
     """The mean dev score of a cell at the last validation that each of its runs reached."""

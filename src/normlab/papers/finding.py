@@ -89,6 +89,12 @@ class Piece:
     """Whether the bound stands in the ``regime.toml`` that was committed before its runs."""
     weak: str = ""
     """Why its regime is too weak a test to contradict the sentence, so that it is open where it would."""
+    edge: str = ""
+    """Which side of it has the lowest or highest rate tried, where its regime keeps no sweep: it is open."""
+    claimed: float | None = None
+    """The published effect, in the unit of this one, where that is smaller than the bound: it is not
+    contradicted by an interval that contains it.
+    """
     because: str = ""
     """Why it does not count for the answer; empty if it does."""
 
@@ -165,11 +171,12 @@ class Reviewed:
 
     @property
     def main(self) -> Evidence | None:
-        """The piece that stands for the finding in one line: the first that decides, else the first that is
-        there, else the first.
+        """The piece that stands for the finding in one line: the first that decides its answer, else the
+        first that is there, else the first.
         """
         counting = [piece for piece in self.evidence if piece.reading != "waits"]
-        deciding = [piece for piece in counting if piece.reading != "open"]
+        decided = self.finding.answer != "not tested here"
+        deciding = [piece for piece in counting if decided and piece.reading != "open"]
         return next(iter((*deciding, *counting, *self.evidence)), None)
 
     @property
@@ -210,7 +217,7 @@ def tables_of(content: Mapping[str, Any], key: str, where: str) -> list[dict[str
 
 BOUNDS: Final = {"above", "below", "within"}
 """The keys of an expectation."""
-_WORDS: Final = {"says", "regime", "effect", "margin", "fixed", "weak", "because"}
+_WORDS: Final = {"says", "regime", "effect", "margin", "fixed", "weak", "edge", "claimed", "because"}
 """The keys of a piece that are neither bounds nor arguments of its effect."""
 
 
@@ -251,9 +258,15 @@ def measured(piece: Piece, book: Book) -> Evidence:
     missing = regime.missing(piece.cells())
     untuned = _untuned(piece, regime, estimate)
     reading = piece.expects.reading(estimate)
-    if untuned or (piece.weak and reading == "contradicts"):
+    too_weak = reading == "contradicts" and (piece.weak or _contains(estimate, piece.claimed))
+    if untuned or piece.edge or too_weak:
         reading = "open"
     return Evidence(piece, regime, estimate, "waits" if missing else reading, missing, untuned)
+
+
+def _contains(estimate: Estimate, claimed: float | None) -> bool:
+    """Whether an interval contains the effect that is claimed, so that a test of this size would miss it."""
+    return claimed is not None and estimate.low <= claimed <= estimate.high
 
 
 def _untuned(piece: Piece, regime: Regime, estimate: Estimate) -> str:

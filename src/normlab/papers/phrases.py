@@ -30,7 +30,8 @@ still be near 0.
 An effect agrees if its whole interval is as the sentence expects, contradicts if none of it is, and is open \
 if some of it is. Fewer than three seeds decide nothing: their effects are open too, \
 and so is a comparison of two rates whose loser has the lowest or highest of those that were tried, and a \
-contradiction by a test that is known to be too weak; the reason then stands beside it.
+contradiction by a test that is known to be too weak, such as one of a claim about depth at four layers, or \
+by an interval that contains the published effect; the reason then stands beside it.
 A finding is supported if what is decided agrees, contradicted if it contradicts, and partly if there are \
 both; open effects are counted beside them, and withhold the answer only where they outnumber decided ones \
 that all say the same.
@@ -196,8 +197,13 @@ def reading(evidence: Evidence) -> str:
     """What a piece says of the finding, and why it is open if that is not for its interval."""
     if evidence.reading == "open" and evidence.untuned:
         return f"open: {evidence.untuned} has the {edge(evidence.regime.rates[evidence.untuned])}"
+    if evidence.reading == "open" and evidence.piece.edge:
+        return f"open: {evidence.piece.edge}"
     if evidence.reading == "open" and evidence.piece.weak:
         return f"open: {evidence.piece.weak}"
+    if evidence.reading == "open" and evidence.piece.claimed is not None:
+        unit = evidence.estimate.unit
+        return f"open: it contains the published {number(evidence.piece.claimed, 3)} {unit}"
     return evidence.reading
 
 
@@ -306,6 +312,8 @@ def _plain_evidence(evidence: Evidence) -> dict[str, Any]:
         "reading": evidence.reading,
         "untuned": evidence.untuned,
         "too_weak_to_contradict": piece.weak,
+        "at_the_edge": piece.edge,
+        "published_effect": piece.claimed,
     }
 
 

@@ -51,6 +51,8 @@ class Run:
     """Norms of the gradient of the whole model through training."""
     measured: Sequence[Row] = ()
     """What was measured on its weights at some steps, see ``end_measures``."""
+    last_loss: float | None = None
+    """The training NLL at its last step, of a run that was cut short."""
 
     @property
     def trained(self) -> bool:
@@ -251,11 +253,12 @@ class _Line:
 
 @dataclass(frozen=True)
 class _CutShortLine:
-    """A training that stopped when its time was over, with its dev scores."""
+    """A training that stopped when its time was over, with its last training NLL and its dev scores."""
 
     cell: str
     seed: int
     run: str
+    nll: float
     dev: tuple[tuple[Count, float | None, float | None, float | None], ...]
 
 
@@ -430,4 +433,4 @@ def _rows(file: Path) -> Source:
 def _cut_short(row: Row) -> Run:
     """Read a line of a training that stopped when its time was over."""
     dev = _dev(row["dev"], ("nll", "nll_exchanged", "bleu"))
-    return Run(row["cell"], row["seed"], row["run"], "", {}, dev)
+    return Run(row["cell"], row["seed"], row["run"], "", {}, dev, last_loss=row["nll"])
