@@ -329,7 +329,7 @@ class Setup:
     @property
     def loss_of(self) -> Loss:
         """The function that returns the loss: without ``loss``, one that finds it in the model's output."""
-        return self.loss or output_loss
+        return output_loss if self.loss is None else self.loss
 
     @property
     def optimizers(self) -> list[Any]:

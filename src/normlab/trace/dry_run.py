@@ -153,7 +153,7 @@ class DryRun:
             for guard in guards:
                 stack.enter_context(guard)
             if rates is None:
-                stack.enter_context(_same_bits(self.model))
+                stack.enter_context(_same_parameters(self.model))
             if self.exact:
                 torch.set_default_dtype(torch.float64)
             self._watch_gradients(seen, stack, scale)
@@ -302,7 +302,7 @@ def _noted_clip(seen: ObservedStep, call: Clip) -> Iterator[None]:
 
 
 @contextmanager
-def _same_bits(model: nn.Module) -> Iterator[None]:
+def _same_parameters(model: nn.Module) -> Iterator[None]:
     """Put back the values of a model's parameters after this block."""
     before = [(p, p.detach().clone()) for p in model.parameters()]
     try:

@@ -9,6 +9,7 @@ from typing import Final
 
 from normlab.errors import UserError
 from normlab.setups.setup import Setup
+from normlab.setups.window import WindowStep
 from normlab.trace.rates import rates_of
 from normlab.trials.training import RateOf, Training
 
@@ -84,8 +85,9 @@ def read_course(setup: Setup, seen: Training) -> Course:
             raise UserError(f"{setup.cannot['rate']}; or pass lr=, the largest rate on the way")
         return Course([intended * rate / top for rate in peaks], WARMUP)
     if setup.scheduler is not None or not peak:
-        warms_up = peak or getattr(setup.step, "warms_up", False)
-        return Course(peaks, WARMUP if warms_up else 0.0, 1 + steps[peak] if peak else 0)
+        rises_by_hand = isinstance(setup.step, WindowStep) and setup.step.warms_up
+        warmup = WARMUP if peak or rises_by_hand else 0.0
+        return Course(peaks, warmup, 1 + steps[peak] if peak else 0)
     if intended is None:
         raise UserError(
             f"the step raises the rate by hand, to {top:.3g} in {len(seen.losses)} steps, and nothing "
