@@ -34,6 +34,7 @@ from normlab.papers.regimes import ChosenRate
         (-0.04, 1, True, "+0.0"),
         (8.88e-16, 18, False, "8.9e-16"),
         (-6.6e-7, 9, False, "−6.6e-7"),
+        (1.0000003, 9, False, "1.000000"),
         (math.inf, 3, False, "∞"),
     ],
 )

@@ -22,7 +22,7 @@ SCHEMA_VERSION: Final = 1
 LEGEND: Final = """\
 The sentences are condensed, and some joined of two; the paper's place stands behind each.
 Measured: an effect with its 95% interval; n is the number of pairs of runs, or of models. Intervals are not \
-adjusted for the number of effects. "A over B" is A minus B, or A divided by B where a × stands before it; \
+adjusted for the number of effects, and effects that share runs are not independent, however many agree. "A over B" is A minus B, or A divided by B where a × stands before it; \
 of losses, in nats a token or bits a byte, the lower one is better.
 Means of BLEU are means of its logit, which has no edges; where seeds lie far apart, arithmetic ones differ. \
 A run trains if its loss gets well below that of token frequencies and depends on the source; its BLEU may \
@@ -51,7 +51,7 @@ TESTED_AND_OPEN: Final = "tested, and open"
 LEAST_SHOWN: Final = {BLEU.label: 0.5 * 10.0**-BLEU.digits}
 """The score that a score of 0 counts as, half a unit of the last digit that its metric shows."""
 MOST_DIGITS: Final = 6
-"""A number that needs more decimals is written as a power of ten."""
+"""A number that needs more decimals is written as a power of ten, or with these if it is not small."""
 ROUNDING: Final = 1e-9
 """A relative difference that is none."""
 DRAWN: Final = {
@@ -67,8 +67,9 @@ def number(value: float, digits: int, *, signed: bool = False) -> str:
     """Write a number with so many decimals and a true minus sign; a tiny one as ``5.4e-15``."""
     if not math.isfinite(value):
         return "∞" if value > 0 else "−∞"
-    tiny = digits > MOST_DIGITS
-    size = f"{abs(value):.1e}".replace("e-0", "e-") if tiny else f"{abs(value):.{digits}f}"
+    tiny = digits > MOST_DIGITS and round(abs(value), 2) == 0
+    decimals = min(digits, MOST_DIGITS)
+    size = f"{abs(value):.1e}".replace("e-0", "e-") if tiny else f"{abs(value):.{decimals}f}"
     sign = "−" if value < 0 and float(size) else "+" if signed else ""
     return sign + size
 
