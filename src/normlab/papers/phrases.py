@@ -22,8 +22,9 @@ SCHEMA_VERSION: Final = 1
 LEGEND: Final = """\
 The sentences are condensed, and some joined of two; the paper's place stands behind each.
 Measured: an effect with its 95% interval; n is the number of pairs of runs, or of models. Intervals are not \
-adjusted for the number of effects, and effects that share runs are not independent, however many agree. "A over B" is A minus B, or A divided by B where a × stands before it; \
-of losses, in nats a token or bits a byte, the lower one is better.
+adjusted for the number of effects, and effects that share runs are not independent, however many agree. \
+"A over B" is A minus B, or A divided by B where a × stands before it; of losses, \
+in nats a token or bits a byte, the lower one is better.
 Means of BLEU are means of its logit, which has no edges; where seeds lie far apart, arithmetic ones differ. \
 A run trains if its loss gets well below that of token frequencies and depends on the source; its BLEU may \
 still be near 0.
