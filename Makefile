@@ -27,7 +27,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test test-slow test-corpus test-ranks test-bare test-beside \
+.PHONY: help install demo lint test test-slow test-corpus test-mutations test-ranks test-bare test-beside \
   test-oldest test-isa format docs bench clean
 
 help: ## this list
@@ -61,6 +61,9 @@ test-slow: $(STAMP) ## the tests that take longer, up to minutes
 
 test-corpus: $(STAMP) ## every case of the corpus, of which test-slow judges a part
 	$(PYTEST) $(NO_HANG) -m "slow or long" tests/corpus
+
+test-mutations: $(STAMP) ## every error that must be caught, planted one at a time
+	$(PYTEST) $(NO_HANG) -m long tests/test_mutations.py
 
 test-ranks: $(STAMP) ## every script of several processes and every mistake planted into one, of which test-slow has a part
 	$(PYTEST) $(NO_HANG) -m "slow or long" tests/parallel

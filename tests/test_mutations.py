@@ -14,7 +14,7 @@ from mutations_of_instruments import INSTRUMENTS
 ROOMS: Final = ("checks", "trace", "trials", "judging")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
 def test_an_error_is_caught(mutation: Mutation):
     result = mutations.outcome_of(mutation)
