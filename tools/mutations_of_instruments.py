@@ -116,7 +116,8 @@ OF_TRACE = (
         "a resumed schedule counted from 0",
         "trace/rates.py",
         {
-            "_rates_by_closed_form(groups, scheduler, closed, start)": "_rates_by_closed_form(groups, scheduler, closed, 0)"
+            "rates_at = _rates_by_closed_form(groups, scheduler, closed, start)": "rates_at = "
+            "_rates_by_closed_form(groups, scheduler, closed, 0)"
         },
         own=(
             "tests/checks/test_schedule.py::test_rates_far_ahead_of_a_resumed_schedule_are_counted_from_its_first_step",
