@@ -65,6 +65,7 @@ def test_each_case_says_what_it_is_by_known_properties(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")  # a case's own fault
 @later
 def test_each_case_trains_and_a_fault_differs_from_its_twin(name: str) -> None:
     assert run.try_all(list(LISTS[name].values()))
