@@ -12,12 +12,10 @@ from normlab.base.files import read_toml
 from normlab.base.roles import MATRIX_KINDS
 from normlab.papers import ARTEFACTS
 from normlab.papers.effects import EFFECTS
-from normlab.papers.finding import ANSWERS, PAPERS, faults, own_findings, reviewed
-from normlab.papers.regimes import REGIME_FILE, RESULTS, Run, read_book
+from normlab.papers.finding import ANSWERS, PAPERS, faults
+from normlab.papers.regimes import REGIME_FILE, RESULTS, Run
+from reviewed_findings import BOOK, FINDINGS, REVIEWED
 
-FINDINGS = own_findings()
-BOOK = read_book()
-REVIEWED = {id_: reviewed(finding, BOOK) for id_, finding in FINDINGS.items()}
 MOST_NOT_TESTED = 8
 
 

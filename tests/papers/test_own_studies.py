@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -16,9 +16,9 @@ from normlab.lab.config import DataConfig
 from normlab.nn import Placement
 from normlab.papers import ARTEFACTS, lab
 from normlab.papers.exact import own_statements
-from normlab.papers.finding import own_findings
-from normlab.papers.regimes import read_book, read_source
+from normlab.papers.regimes import read_source
 from normlab.papers.reproduce import each, reproduce
+from reviewed_findings import BOOK, FINDINGS
 
 SMALL: dict[str, Any] = {
     "dim": 16, "dims": (16, 32, 64), "layers": 3, "tokens": 128, "seeds": 2, "seed": 0, "batches": 2,
@@ -36,14 +36,14 @@ def measures_named() -> dict[str, set[str]]:
     named: dict[str, set[str]] = {}
     for statement in own_statements():
         named.setdefault(statement.artefact, set()).update(statement.measures)
-    regimes = read_book().regimes
-    for finding in own_findings().values():
+    read = cache(read_source)
+    for finding in FINDINGS.values():
         for piece in (*finding.evidence, *finding.left_out):
             if piece.effect not in ("measure", "measured_ratio", "quotient"):
                 continue
             for measure in (piece.arguments[side] for side in ("of", "over") if side in piece.arguments):
-                sources = regimes[piece.regime].sources
-                (source,) = [one for one in sources if measure in read_source(one).measures]
+                sources = BOOK.regimes[piece.regime].sources
+                (source,) = [name for name in sources if measure in read(name).measures]
                 named.setdefault(source.removeprefix("papers/"), set()).add(measure)
     return named
 

@@ -8,12 +8,9 @@ import re
 import pytest
 
 from normlab.papers.effects import EFFECTS, METRICS
-from normlab.papers.finding import FOLDER, Expectation, own_findings, reviewed
-from normlab.papers.regimes import read_book
+from normlab.papers.finding import FOLDER, Expectation
+from reviewed_findings import BOOK, FINDINGS, REVIEWED
 
-FINDINGS = own_findings()
-BOOK = read_book()
-REVIEWED = {id_: reviewed(finding, BOOK) for id_, finding in FINDINGS.items()}
 MEASURED = re.compile(r"(?<![\w.−-])(\d+\.\d+|\d+(?= (?:to \d+ )?(?:BLEU|nats|bits)|%))(?![\w.]*e-)")
 """A number with decimals, or with a unit of what is measured; not a rate such as 5e-4."""
 NAMED = re.compile(r"\b([XNLAD]\d+)\b")

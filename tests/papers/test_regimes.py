@@ -8,8 +8,7 @@ import pytest
 
 from normlab.errors import UserError
 from normlab.papers.regimes import RESULTS, read_book, read_source
-
-BOOK = read_book()
+from reviewed_findings import BOOK
 
 
 def test_an_artefact_s_tables_become_runs_with_curves_and_gradients():

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 from normlab.papers import ARTEFACTS
 from normlab.papers.cells import PrintedTable
-from normlab.papers.finding import own_findings, reviewed
-from normlab.papers.regimes import read_book
 from normlab.papers.results import KEPT, ArtefactStatus, standing, write_reproduction
 from normlab.report.reproduction import reproduction_page, write_reproduction_page
 from normlab.report.studies import ROWS
 from report.reproductions import ARTEFACT, found
 from report.shown import alarms, of_class, rows_of, section, text_of
+from reviewed_findings import REVIEWED
 
 
 def test_the_page_has_what_is_published_and_every_measure(tmp_path):
@@ -33,12 +32,10 @@ def test_the_page_has_what_is_published_and_every_measure(tmp_path):
 
 def test_a_page_names_the_findings_that_rest_on_it():
     artefact = ARTEFACTS["xiong2020.fig4ab"]
-    resting = [f for f in own_findings().values() if artefact.id in f.artefacts]
-    shown = text_of(
-        reproduction_page(standing(artefact, [KEPT]), [reviewed(f, read_book()) for f in resting])
-    )
-    assert [f.id for f in resting] == ["X4", "X5", "X9"]
-    assert all(f.short in shown and f.because in shown for f in resting)
+    resting = [r for r in REVIEWED.values() if artefact.id in r.finding.artefacts]
+    shown = text_of(reproduction_page(standing(artefact, [KEPT]), resting))
+    assert [r.finding.id for r in resting] == ["X4", "X5", "X9"]
+    assert all(r.finding.short in shown and r.finding.because in shown for r in resting)
 
 
 def test_every_drawing_is_there_once_with_its_panels():

@@ -174,8 +174,8 @@ def from_plain(kind: Any, content: Any, where: str = "", *, more: bool = False) 
 
     # by way of JSON, where pydantic's strict mode takes a list for a tuple and a whole number for a float
     text = json.dumps([content], ensure_ascii=False, default=repr)
-    if wrong := _UNUSABLE.search(text):
-        raise UserError(f"text must be without NUL and halves of surrogate pairs, got {wrong[0]!a}")
+    if wrong := _unusable_in(text):
+        raise UserError(f"text must be without NUL and halves of surrogate pairs, got {wrong!a}")
     try:
         return _adapter(kind, "ignore" if more else "forbid").validate_json(text)[0]
     except ValidationError as error:
@@ -192,6 +192,14 @@ def from_plain(kind: Any, content: Any, where: str = "", *, more: bool = False) 
         inner = functools.reduce(lambda place, key: place[key], outer, content)
         inner[last] = float(inner[last])
     return from_plain(kind, content[0], where, more=more)
+
+
+def _unusable_in(text: str) -> str:
+    """Return what of a text of JSON neither UTF-8 nor C can hold; empty if there is nothing."""
+    if text.isascii() and "\\u0000" not in text:  # quick, while the pattern begins at every character
+        return ""
+    wrong = _UNUSABLE.search(text)
+    return wrong[0] if wrong else ""
 
 
 @functools.cache

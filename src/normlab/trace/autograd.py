@@ -104,12 +104,12 @@ def made(optimizer: Optimizer | OptimizerFactory, model: nn.Module) -> tuple[Opt
     return optimizer, max(float(group.get("lr") or 0.0) for group in optimizer.param_groups)
 
 
-def twin_of(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+def copied_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     """Copy an optimizer without its hooks; ``memo``, as that of ``deepcopy``, holds what takes the place of
     its parameters. torch alone would copy only three attributes.
     """
-    twin = deepcopy(optimizer, memo)
-    others = {name: value for name, value in vars(optimizer).items() if name not in vars(twin)}
+    optimizer_copy = deepcopy(optimizer, memo)
+    others = {name: value for name, value in vars(optimizer).items() if name not in vars(optimizer_copy)}
     others.pop("step", None)  # a schedule binds the object's own
-    vars(twin).update(deepcopy(others, memo))
-    return twin
+    vars(optimizer_copy).update(deepcopy(others, memo))
+    return optimizer_copy

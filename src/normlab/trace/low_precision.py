@@ -88,17 +88,17 @@ def roundings(step: StepUnderTest) -> Iterator[tuple[str, float, int]]:
     all is in float32.
     """
     calls, eps, has_autocast = low_calls(step)
-    twins = step.copies.make().float().eval()
+    wide_model = step.copies.make().float().eval()
     for path, (arguments, low_outputs) in calls.items():
         with suppress(Exception):  # a module may insist on its own dtype
-            twin = twins.get_submodule(path)
+            wide_module = wide_model.get_submodule(path)
             # autocast rounds weights too; those that are stored in low precision are rounded already
-            weights = dict(twin.named_parameters()) if has_autocast else {}
+            weights = dict(wide_module.named_parameters()) if has_autocast else {}
             wide_arguments = copied_batch(arguments, torch.float32)
-            outputs, operations, choices = _run(twin, wide_arguments)
+            outputs, operations, choices = _run(wide_module, wide_arguments)
             if choices and not _are_equal(choices, _choices_in_low_precision(step, path, arguments)):
                 continue
-            moved = _moved_by_one_rounding(twin, weights, wide_arguments, eps)
+            moved = _moved_by_one_rounding(wide_module, weights, wide_arguments, eps)
             yield path, _in_roundings(outputs, moved, _floating(low_outputs), eps), max(operations, 1)
 
 
@@ -134,7 +134,7 @@ def _are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
 
 
 def _moved_by_one_rounding(
-    twin: nn.Module, weights: Weights, wide_arguments: Any, eps: float
+    wide_module: nn.Module, weights: Weights, wide_arguments: Any, eps: float
 ) -> list[list[Tensor]]:
     """Return the outputs for inputs and weights that are each moved by a random rounding."""
     generator = torch.Generator().manual_seed(0)
@@ -143,7 +143,7 @@ def _moved_by_one_rounding(
         for _ in range(DRAWS):
             moved_weights = _shaken(copied_batch(weights), eps, generator)
             args, keywords = apart(_shaken(copied_batch(wide_arguments), eps, generator))
-            outputs.append(_floating(functional_call(twin, moved_weights, args, keywords)))
+            outputs.append(_floating(functional_call(wide_module, moved_weights, args, keywords)))
     return outputs
 
 

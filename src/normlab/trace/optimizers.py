@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CellType, FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 from normlab.errors import UserError
 from normlab.private_torch import TABLES_OF_MODULES
 from normlab.setups.setup import Setup, shown
-from normlab.trace.autograd import twin_of
+from normlab.trace.autograd import copied_optimizer
 from normlab.trace.copies import copied_model
 from normlab.trace.dry_run import parameters_of
 from normlab.trace.facts import Unknown
@@ -96,20 +95,20 @@ def copied(
         memo |= {id(x): x for x in [model, *parameters_of(ready), *states]}
     optimizers = list[Optimizer]()
     with _refused_by(model):
-        twin = copied_model(model, memo)
+        model_copy = copied_model(model, memo)
         if are_made:
-            optimizers = [copy.deepcopy(o, memo) if hollow else twin_of(o, memo) for o in ready]
+            optimizers = [copy.deepcopy(o, memo) if hollow else copied_optimizer(o, memo) for o in ready]
         # one that is handed over as a function is made below, of the copies
         bound = deep_copy(scheduler, memo) if hasattr(scheduler, "step") else None
     if not are_made:
-        optimizers = made_optimizers(setup.optimizer, twin)
+        optimizers = made_optimizers(setup.optimizer, model_copy)
     if scheduler is not None and bound is None:
         of = optimizers if len(optimizers) > 1 else optimizers[0]
         bound = made_by("scheduler(optimizer)", scheduler, of, "step")
     lead_to_copies(memo)  # functions may hold what only an optimizer lists, such as an adapter's weights
     if not hollow:
-        nn.Module.zero_grad(twin)
-    return twin, optimizers, bound
+        nn.Module.zero_grad(model_copy)
+    return model_copy, optimizers, bound
 
 
 def made_optimizers(make: Any, model: nn.Module) -> list[Optimizer]:
@@ -141,30 +140,6 @@ def uncopyable(model: nn.Module) -> str:
             except Exception:
                 return f"{path}.{name}".strip(".")
     return ""
-
-
-def rebound(function: Any, memo: dict[int, Any]) -> Any:
-    """Return a function that reaches the copies wherever its closure or module reached what was copied."""
-    if not isinstance(function, FunctionType) or id(function) in memo:
-        return memo.get(id(function), function)
-
-    def for_copies(value: Any) -> Any:
-        if isinstance(value, FunctionType):
-            return rebound(value, memo)
-        was_copied = id(value) in memo or any(id(x) in memo for _, x in tensors_in(value))
-        return copy.deepcopy(value, memo) if was_copied else value
-
-    cells = tuple(CellType() for _ in function.__closure__ or ())
-    module = dict(function.__globals__)
-    new = FunctionType(function.__code__, module, function.__name__, function.__defaults__, cells)
-    new.__kwdefaults__ = function.__kwdefaults__
-    memo[id(function)] = new  # before its cells are filled, which may hold the function itself
-    for cell, twin in zip(function.__closure__ or (), cells, strict=True):
-        with suppress(ValueError):  # nothing is in it yet
-            twin.cell_contents = for_copies(cell.cell_contents)
-    used = {name: module[name] for name in function.__code__.co_names if name in module}
-    module |= {name: for_copies(x) for name, x in used.items() if not isinstance(x, FunctionType)}
-    return new
 
 
 def made_by(who: str, function: Callable[[Any], Any], of: Any, has: str) -> Any:

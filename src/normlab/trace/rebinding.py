@@ -11,6 +11,7 @@ import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import is_dataclass
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, Final
@@ -35,12 +36,24 @@ def lead_to_copies(memo: dict[int, Any]) -> None:
     _Rebinding(memo).rebind_copies()
 
 
+def step_for_copies(step: Any, memo: dict[int, Any]) -> Any:
+    """Return a user's step that reaches the copies wherever the given one reached what was copied.
+
+    Its globals are its own: what it counts there is not counted in the user's file.
+
+    Args:
+        step: a function; anything else that can be called is made again only if it leads to what was copied.
+        memo: as that of ``lead_to_copies``.
+    """
+    return _Rebinding(memo).step_for_copies(step)
+
+
 class _Rebinding:
     """Makes functions, and what they hold, again for copies, each once.
 
     Followed are what is called (functions, methods, partials, objects that can be called, such as those that
-    wrap a function) and containers. Any other object is shared unless it was copied already: it may lead
-    anywhere, as a trainer leads to its data.
+    wrap a function), containers and dataclasses. Any other object is shared unless it was copied already: it
+    may lead anywhere, as a trainer leads to its data.
     """
 
     def __init__(self, memo: dict[int, Any]) -> None:
@@ -64,6 +77,16 @@ class _Rebinding:
             for made in waiting:
                 done.add(id(made))
                 self._rebind_in(made)
+
+    def step_for_copies(self, step: Any) -> Any:
+        """Make a step again, and lead what is copied on the way to copies, too."""
+        self._note_copies()
+        if isinstance(step, FunctionType) and id(step) not in self._memo:
+            made = self._function(step, has_own_globals=True)
+        else:
+            made = self._for_copies(step)
+        self.rebind_copies()
+        return made
 
     def _note_copies(self) -> None:
         """Take note of the copies that are in the memo by now."""
@@ -171,10 +194,13 @@ class _Rebinding:
                 vars(new)[name] = self._for_copies(held)
         return new
 
-    def _function(self, function: FunctionType) -> FunctionType:
-        """Return a function with the same code, whose closure, defaults and globals lead to copies."""
+    def _function(self, function: FunctionType, *, has_own_globals: bool = False) -> FunctionType:
+        """Return a function with the same code, whose closure, defaults and globals lead to copies.
+
+        It shares the globals of its file if none that it names leads to copies, unless it must have its own.
+        """
         named = _named_globals(function)
-        needs_globals = self._leads_to_copied(tuple(named.values()))
+        needs_globals = has_own_globals or self._leads_to_copied(tuple(named.values()))
         new_globals = self._globals_of(function) if needs_globals else function.__globals__
         cells = function.__closure__ or ()
         new_cells = tuple(CellType() for _ in cells)
@@ -226,7 +252,11 @@ def _held_by(value: Any) -> Iterator[Any]:
         yield from value
     elif isinstance(value, nn.Module):
         yield from (*value.modules(), *value.parameters(), *value.buffers())
-    elif callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+    elif (
+        (callable(value) or is_dataclass(value))
+        and not isinstance(value, type)
+        and hasattr(value, "__dict__")
+    ):
         yield from vars(value).values()
 
 

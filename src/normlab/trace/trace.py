@@ -19,7 +19,14 @@ from torch.optim import Optimizer
 from normlab.errors import UserError
 from normlab.private_torch import is_in_backward
 from normlab.setups.setup import Loss, output_loss
-from normlab.trace.autograd import Gradients, OptimizerFactory, Weights, gradients_in, trainable, twin_of
+from normlab.trace.autograd import (
+    Gradients,
+    OptimizerFactory,
+    Weights,
+    copied_optimizer,
+    gradients_in,
+    trainable,
+)
 from normlab.trace.budget import begin_pass
 from normlab.trace.functions import OWN, Detachments, FunctionCall, Functions, Preserve, own_functions
 from normlab.trace.lookups import lookups_in_range
@@ -455,7 +462,7 @@ class Trace:
                 "the optimizer holds no parameter of the model; pass the one that trains it, or a "
                 "function that makes one, as in partial(torch.optim.AdamW, lr=5e-4)"
             )
-        return twin_of(optimizer, {id(p): twins[path] for path, p in trained.items()})
+        return copied_optimizer(optimizer, {id(p): twins[path] for path, p in trained.items()})
 
 
 @contextmanager

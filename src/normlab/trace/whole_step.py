@@ -15,9 +15,10 @@ from normlab.setups.setup import Setup
 from normlab.setups.step import plain_step
 from normlab.trace.comparison import Comparison
 from normlab.trace.dry_run import DryRun, ObservedStep
-from normlab.trace.optimizers import copied, held, made_optimizers, rebound
+from normlab.trace.optimizers import copied, held, made_optimizers
 from normlab.trace.passes import Passes
 from normlab.trace.rates import Rates, rates_of
+from normlab.trace.rebinding import step_for_copies
 
 SMALL: Final = 2.0**-40
 """Factor that makes gradients too small for any clipping; a power of two rounds nothing."""
@@ -61,7 +62,7 @@ class WholeStep:
             passes.copies.require()
         memo = dict[int, Any]()
         model, optimizers, scheduler = copied(setup, memo=memo)
-        step = None if plain else rebound(setup.step, memo)
+        step = None if plain else step_for_copies(setup.step, memo)
         if step is None:
             step = plain_step(passes.loss_of)
         were_listed = isinstance(setup.optimizer, (list, tuple))

@@ -48,11 +48,11 @@ def _first_violations(
     if spread or sum(p.numel() for p in parameters) > LARGE_MODEL:
         return []
     with same_globals(), same_random_state(0):
-        twin = _copied_without_hooks(model, watch)
+        model_copy = _copied_without_hooks(model, watch)
         given = _as_one(batch)
-        setup = Setup(twin, given, _loss_of(scored, batch))
+        setup = Setup(model_copy, given, _loss_of(scored, batch))
         with restored(setup):
-            strayed, _ = uses_of_copy(twin, model, given, setup.loss_of)
+            strayed, _ = uses_of_copy(model_copy, model, given, setup.loss_of)
             if strayed.paths:
                 return []
             tests = [test for test in properties() if test.name in TESTED]
@@ -66,12 +66,12 @@ def _first_violations(
 
 def _copied_without_hooks(model: nn.Module, watch: object) -> nn.Module:
     """Return a copy of a model without the hooks of a watch, and without a copy of the watch behind them."""
-    twin = copied_model(model, {id(watch): watch})
-    for hooks in tables_of_forward_hooks(twin):
+    model_copy = copied_model(model, {id(watch): watch})
+    for hooks in tables_of_forward_hooks(model_copy):
         of_watch = [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is watch]
         for key in of_watch:
             hooks.pop(key)
-    return twin
+    return model_copy
 
 
 def _as_one(batch: Batch) -> Any:
