@@ -13,6 +13,8 @@ DEMO_STAMP := $(or $(wildcard $(STAMP)),$(STAMP)-demo)
 # Two workers of one core each; a training that a test starts counts its own threads. Each begins with one half of
 # the tests in order, so that what the tests of a file share is made once.
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# The marks are explained in pyproject.toml.
+QUICK := not slow and not wide and not long
 # A test that hangs fails and says where; those that are run by hand may take longer.
 NO_HANG := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 # The tests that compute, and what makes torch, MKL and oneDNN compute as on other processors.
@@ -27,7 +29,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test test-slow test-corpus test-mutations test-ranks test-bare test-beside \
+.PHONY: help install demo lint test test-slow test-wide test-corpus test-mutations test-ranks test-bare test-beside \
   test-oldest test-isa format docs bench clean
 
 help: ## this list
@@ -53,20 +55,23 @@ lint: $(STAMP) ## style, import layers, types
 	$(BIN)/python -c 'from importlinter.cli import lint_imports_command as run; run()' --no-cache --no-logo
 	$(BIN)/python -m pyrefly check
 
-test: lint ## lint, then every test that takes up to a second or two
-	$(PYTEST) $(NO_HANG) -m "not slow and not long"
+test: lint ## lint, then every test that takes up to about a second
+	$(PYTEST) $(NO_HANG) -m "$(QUICK)"
 
 test-slow: $(STAMP) ## the tests that take longer, up to minutes
 	$(PYTEST) $(NO_HANG) -m slow
 
-test-corpus: $(STAMP) ## every case of the corpus, of which test-slow judges a part
-	$(PYTEST) $(NO_HANG) -m "slow or long" tests/corpus
+test-wide: $(STAMP) ## more of what test-slow has a few of: public reports, pairs of parts, points of failure, ranks
+	$(PYTEST) $(NO_HANG) -m wide
+
+test-corpus: $(STAMP) ## every case of the corpus, of which test-slow and test-wide judge a part
+	$(PYTEST) $(NO_HANG) -m "not ($(QUICK))" tests/corpus
 
 test-mutations: $(STAMP) ## every error that must be caught, planted one at a time
 	$(PYTEST) $(NO_HANG) -m long tests/test_mutations.py
 
-test-ranks: $(STAMP) ## every script of several processes and every mistake planted into one, of which test-slow has a part
-	$(PYTEST) $(NO_HANG) -m "slow or long" tests/parallel
+test-ranks: $(STAMP) ## every script of several processes and every mistake planted into one, of which test-slow and test-wide have a part
+	$(PYTEST) $(NO_HANG) -m "not ($(QUICK))" tests/parallel
 
 test-beside: $(STAMP) ## what installing normlab changes beside transformers, TRL, Lightning and datasets
 	@bash tools/beside.sh $(BIN)/python build/beside
@@ -77,11 +82,11 @@ test-bare: $(STAMP) ## the instruments beside torch and the base dependencies, i
 test-oldest: BIN := build/oldest/bin
 test-oldest: ## the tests of the instruments under the oldest torch that pyproject.toml allows, in an environment of its own
 	@bash tools/oldest.sh build/oldest
-	$(PYTEST) $(NO_HANG) -m "not slow and not long" $(INSTRUMENTS)
+	$(PYTEST) $(NO_HANG) -m "$(QUICK)" $(INSTRUMENTS)
 
 test-isa: $(STAMP) ## the tests that compute, as on five other processors
 	@failed=0; for processor in $(PROCESSORS); do echo "== $$processor"; \
-	  env $$processor $(PYTEST) -m "not slow and not long" $(COMPUTING) || failed=1; done; exit $$failed
+	  env $$processor $(PYTEST) -m "$(QUICK)" $(COMPUTING) || failed=1; done; exit $$failed
 
 format: $(STAMP) ## let ruff mend what it can
 	$(BIN)/python -m ruff check --fix

@@ -34,6 +34,29 @@ def pairwise(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
     return rows
 
 
+def slow(*values: Any) -> Any:
+    """A row of parameters that `make test-slow` runs."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def wide(*values: Any) -> Any:
+    """A row of parameters that `make test-wide` runs."""
+    return pytest.param(*values, marks=pytest.mark.wide)
+
+
+def mostly_wide(values: Iterable[Any], named: Iterable[str]) -> list[Any]:
+    """Parameters with names: `make test-slow` runs the named ones, and `make test-wide` the others."""
+    at_once = set(named)
+    return [slow(value) if value.name in at_once else wide(value) for value in values]
+
+
+def mostly_slow(names: Iterable[str], quick: Iterable[str]) -> list[Any]:
+    """Parameters by their names: `make test` runs the quick ones, and `make test-slow` the others."""
+    at_once, known = set(quick), list(names)
+    assert at_once <= set(known), f"unknown: {at_once - set(known)}"
+    return [name if name in at_once else slow(name) for name in known]
+
+
 def each(names: str | Iterable[str], values: Iterable[Any], ids: Any = str) -> Callable[[Check], Any]:
     """``pytest.mark.parametrize`` within one test: for a quick statement about many values.
 

@@ -97,6 +97,11 @@ REPEATED = [
     Script("hooked", IDS, optimizers=["AdamW"] * 29, cannot=["step"], whole_step=False),
 ]
 
+OF_EACH_KIND = (
+    "plain", "accumulating", "scaled", "compiled", "distributed", "closure", "distilling", "training_class",
+)  # fmt: skip
+"""Those that `make test-slow` runs in every test; the others are for `make test-wide`."""
+
 UNREPEATABLE = [
     Unrepeatable("counting", "Counting", "model(ids[:, :-1])", reason="a count of calls"),
     Unrepeatable("weighing", "numpy", "losses.detach().numpy()", reason="a value of the model through numpy"),

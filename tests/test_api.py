@@ -17,8 +17,8 @@ from lab.training.tiny import tiny, write_text
 from normlab.lab.recipes.plugins import ENVIRONMENT
 
 NAMES = sorted(set(normlab.__all__) - {"__version__", "nn"})
-SLOW = {"compare", "plan"}
-"""Their examples start processes that train or measure steps; the README's, which is run, do so, too."""
+SLOW = {"capture", "compare", "plan", "transfer", "trial"}
+"""Their examples train, or start processes that do; the README's, which is run, do so, too."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -145,6 +145,7 @@ def test_the_axis_holds_every_picture():
 # ----------------------------------------------------------------------------- parameters and refusals
 
 
+@pytest.mark.slow
 @each(
     ("name", "number"),
     [

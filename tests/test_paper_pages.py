@@ -31,6 +31,7 @@ def test_a_page_is_what_findings_and_results_say(path):
         assert there == today, STALE
 
 
+@pytest.mark.slow
 def test_every_artefact_is_of_a_paper_and_on_its_page():
     assert {id_.partition(".")[0] for id_ in ARTEFACTS} == PAPERS.keys()
     pages = {key: written()[tool.FOLDER / f"{key}.md"] for key in PAPERS}

@@ -30,6 +30,7 @@ def unpacked(tmp_path_factory):
     return folder / "site"
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_the_kept_results_of_the_papers(unpacked):
     inside = unpacked / "normlab/papers/results"
     read = {source for regime in read_book().regimes.values() for source in regime.sources}

@@ -34,6 +34,10 @@ ROOT = Path(__file__).resolve().parents[1]
 FAILED_TESTS = 1
 """pytest's exit code when tests ran and some failed; an import error or an empty selection has another."""
 MOST_LINES = 40
+QUICK = "not slow and not wide and not long"
+"""Which tests of a folder are run."""
+NAMED = "not wide and not long"
+"""Which of those that are named, which may be slow."""
 MUTATIONS: Final[tuple[Mutation, ...]] = (*METHODS, *INSTRUMENTS)
 
 
@@ -78,7 +82,10 @@ def _test(package: Path, tests: Sequence[str]) -> None:
         "--no-header",
         "--tb=line",
         "-m",
-        "not slow and not long",
+        # a test that is named may be a slow one; of a whole folder, the quick ones are enough
+        "not wide and not long"
+        if all("::" in test for test in tests)
+        else "not slow and not wide and not long",
     ]
     options += ["--assert=plain"]  # rewriting them takes time, for explanations that nobody reads
     sys.exit(pytest.main([*options, f"--basetemp={package.parent / 'tmp'}", *tests]))

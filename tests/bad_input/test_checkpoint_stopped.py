@@ -57,6 +57,7 @@ def only_run(runs: Path) -> Path:
     return config.parent
 
 
+@pytest.mark.slow
 def test_a_limit_to_the_size_of_files(place, trained, capsys, monkeypatch):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = (trained / only_run(trained).name / MODEL).stat().st_size - 1

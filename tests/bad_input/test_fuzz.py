@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -103,6 +104,7 @@ def equal(a: Any, b: Any) -> bool:
     return to_json(a) == to_json(b)
 
 
+@pytest.mark.slow
 @FEW
 @given(st.one_of(configurations(), JSON).map(json.dumps) | st.text(max_size=40))
 @example('{"optim": {"lr": 1' + "0" * 400 + "}}")

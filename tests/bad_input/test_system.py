@@ -55,6 +55,7 @@ def safetensors_full(*args: object, **kwargs: object) -> None:
 # ----------------------------------------------------------------------------------------------- no space
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "name", "fails", "file"),
     [
@@ -89,6 +90,7 @@ class _Full:
         return getattr(os, name)
 
 
+@pytest.mark.slow
 def test_a_really_full_disk(place, trained, capsys):
     with small_disk(place, "160k") as disk:
         words = [*GOOD, "--out", str(disk)]
@@ -194,6 +196,7 @@ def test_whoever_is_in_a_folder_says_so_and_shows_that_it_lives(tmp_path, monkey
 # --------------------------------------------------------------------------------------- clock and terminal
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_back_changes_nothing(place, trained, monkeypatch):
     hours = itertools.count(2_000_000_000, -3600)
     monkeypatch.setattr(time, "time", lambda: float(next(hours)))

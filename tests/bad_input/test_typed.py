@@ -21,6 +21,7 @@ def test_flags(place, capsys, flags, facts):
     assert runs_made() == []
 
 
+@pytest.mark.slow
 @each(("flags", "facts"), COMPARED.values(), ids=list(COMPARED))
 def test_comparisons(place, capsys, flags, facts):
     words = ["compare", *GOOD[1 : GOOD.index("--recipe")], *flags.split()]

@@ -68,6 +68,7 @@ def called() -> Report:
     return whole_report(Decoder(0.0), loss_of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Training, InTurn, ReadsMatrix])
 def test_parts_are_tested_as_the_whole_is(called: Report, kind: type[Training]):
     torch.manual_seed(0)
@@ -166,6 +167,7 @@ def in_halves(divisor: int) -> Callable[..., None]:
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Training, InTurn])
 @pytest.mark.parametrize("divisor", [1, 2])
 def test_passes_of_a_part_are_counted(kind: type[Training], divisor: int):

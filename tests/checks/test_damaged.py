@@ -239,5 +239,6 @@ def test_five_hundred_damaged_setups_are_refused_or_checked():
         assert checked(seed), seed
 
 
+@pytest.mark.slow
 def test_the_same_damage_gives_the_same_answer():
     assert [checked(seed, 60) for seed in range(3)] == [checked(seed, 60) for seed in range(3)]

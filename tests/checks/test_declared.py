@@ -115,6 +115,7 @@ def by_hand(parameters: Any) -> None:
         g.mul_((1 / norm).clamp(max=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "right"),
     [

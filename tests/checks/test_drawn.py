@@ -101,6 +101,7 @@ def test_a_choice_that_comes_out_the_same_twice_is_drawn_all_the_same():
     assert set(report.untestable) == {"training_equals_evaluation"}
 
 
+@pytest.mark.slow
 def test_a_block_that_no_draw_of_training_uses_is_named():
     report = report_of("gradients", model=Nested(3))
     assert first(report)[0] == "gradients"

@@ -99,6 +99,7 @@ def test_the_row_of_padding_keeps_the_gradient_that_a_lookup_drops():
     assert report_of("derivative", model=model, batches=ids).holds == ("derivative",)
 
 
+@pytest.mark.slow
 def test_a_detached_branch_is_named():
     model = with_block(lambda block, x: x + block.down(block.up(block.norm(x.detach()))))
     assert first(report_of("derivative", model=model))[1].startswith("blocks.1")
@@ -152,6 +153,7 @@ def decomposed(*cut: Any) -> Decoder:
 CUTS = [(of_norm, by_detach), (of_norm, by_data), (without_graph, by_detach)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_detached_scale_is_named_with_its_module_unless_it_is_declared(cut: Any):
     report = report_of("derivative", model=decomposed(*cut))
@@ -253,6 +255,7 @@ def test_a_cut_term_that_is_stacked_with_others_is_found():
     assert first(report_of("derivative", loss=stacked))[0] == "derivative"
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_beside_what_is_meant_is_found():
     model = decomposed()
     model.blocks[3] = Changed(lambda block, x: x + Wrong.apply(block.down(block.up(x))))
@@ -261,6 +264,7 @@ def test_a_wrong_gradient_beside_what_is_meant_is_found():
     assert "detached" not in report.failures[0].evidence
 
 
+@pytest.mark.slow
 def test_nothing_changes_where_a_graph_is_left_whole():
     model = decomposed()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -524,6 +528,7 @@ def test_what_passes_straight_through_a_quantizer_is_a_note_though_a_term_trains
     assert report.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", [levels, chosen])
 def test_a_wrong_gradient_beside_a_surrogate_is_found(quantize: Any):
     model = with_quantized(Quantized(quantize, wrong=True))
@@ -532,6 +537,7 @@ def test_a_wrong_gradient_beside_a_surrogate_is_found(quantize: Any):
     assert first(report)[1].startswith("blocks.1.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_row", [True, False])
 def test_a_codebook_whose_module_computes_its_cost_is_a_note(by_row: Any):
     report = report_of("derivative", model=with_quantized(Coded(by_row=by_row)), loss=with_term)
@@ -539,6 +545,7 @@ def test_a_codebook_whose_module_computes_its_cost_is_a_note(by_row: Any):
     assert {note.module for note in report.notes} >= {"loss"}
 
 
+@pytest.mark.slow
 def test_a_branch_that_is_cut_off_behind_a_codebook_is_named():
     report = report_of("derivative", model=with_quantized(Coded(cut_off=True)), loss=with_term)
     assert first(report)[0] == "derivative"

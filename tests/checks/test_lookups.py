@@ -62,6 +62,7 @@ def step_of(read: Read, ids: Tensor) -> StepUnderTest:
     return StepUnderTest(Setup(Reads(read), ids, loss_of))
 
 
+@pytest.mark.slow
 @each(
     ("read", "ids"),
     [(not_below_zero, with_a_hole()), (modulo, tokens()), (hides_one, tokens()), (renumbered, tokens())],

@@ -340,6 +340,7 @@ class Uphill(Optimizer):
             p.data.add_(p.grad, alpha=self.sign * 1e-3)
 
 
+@pytest.mark.slow
 def test_a_step_must_go_downhill():
     assert first(with_optimizer(lambda m: Uphill(m.parameters(), 1.0), "update")) == ("update", "optimizer")
     assert with_optimizer(lambda m: Uphill(m.parameters(), -1.0), "update").ok
@@ -364,6 +365,7 @@ def test_a_group_at_rate_zero_does_not_learn():
     assert first(report) == ("update", "head.weight")
 
 
+@pytest.mark.slow
 def test_an_update_below_the_weights_precision_is_lost():
     torch.manual_seed(0)
     model = Decoder().bfloat16()
@@ -492,6 +494,7 @@ def in_bfloat16(lr: float, rule: Any = AdamW, **setup: Any) -> Any:
     return report_of("update", model=model, optimizer=rule(model.parameters(), lr=lr), **setup)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lr", [6e-4, 1e-3])
 def test_gains_that_rounding_holds_still_are_named(lr: float):
     report = in_bfloat16(lr)

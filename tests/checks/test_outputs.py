@@ -147,6 +147,7 @@ def test_two_paths_agree_up_to_the_rounding_of_their_own_arithmetic(error: float
         assert report.holds == ("training_equals_evaluation",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [2, 8])
 def test_a_library_may_compute_in_evaluation_as_it_likes(layers: int):
     """Hugging Face's RWKV halves its stream every six layers in evaluation, which moves its norms by eps."""

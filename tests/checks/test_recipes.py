@@ -56,8 +56,17 @@ def meant(config):
     return silent | (set() if Placement.registry[model.encoder_placement].normed else {"norms"})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", [pytest.param(row, id=label(row)) for row in design()])
+def rows():
+    """The rows of the design: those with a choice that no row before has are slow, the others wide."""
+    met = set()
+    for row in design():
+        choices = set(row.items())
+        mark = pytest.mark.wide if choices <= met else pytest.mark.slow
+        met |= choices
+        yield pytest.param(row, id=label(row), marks=mark)
+
+
+@pytest.mark.parametrize("row", [*rows()])
 def test_every_pair_of_parts_passes(row, data, root):
     config = config_of(row)
     report = report_of(replace(config, data=data[config.task]), root)
@@ -76,12 +85,14 @@ def test_recipes_whose_blocks_differ_or_whose_start_is_mirrored_pass(recipe, dat
     assert report.ok, report
 
 
+@pytest.mark.slow
 def test_a_classification_passes_from_scratch(data, root):
     config = config_of({"task": "bert_pretraining"})
     report = report_of(replace(config, task="classification", data=data["classification"]), root)
     assert report.ok, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["bert_pretraining", "classification"])
 def test_a_warm_start_passes(task, data, root):
     config = replace(config_of({"task": "bert_pretraining"}), data=data["bert_pretraining"])

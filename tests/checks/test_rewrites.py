@@ -111,6 +111,7 @@ def test_each_pass_begins_at_the_same_values():
     assert all(torch.equal(x, own[n] * 0.999) for n, x in left.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_the_model_does_to_its_weights_is_a_note(name: str):
     make, module, _ = WRITERS[name]
@@ -120,6 +121,7 @@ def test_what_the_model_does_to_its_weights_is_a_note(name: str):
     assert {(n.property, n.module) for n in report.notes} == {("update", module), ("derivative", module)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 def test_the_users_weights_stay(name: str):
     model = drawn(WRITERS[name][0])

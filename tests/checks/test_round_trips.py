@@ -109,6 +109,7 @@ def low_loss(model: nn.Module, ids: Tensor) -> Tensor:
     return F.cross_entropy(model(ids[:, :-1]).transpose(1, 2).float(), ids[:, 1:])
 
 
+@pytest.mark.slow
 @each("low", [False, True])
 @each("kind", [Turned, TurnedByComplex, TurnedWithCounts], ids=lambda cls: cls.__name__)
 def test_a_new_model_is_cast_as_the_model_was_and_no_further(kind, low):
@@ -136,6 +137,7 @@ def test_a_buffer_that_was_cast_with_its_model_is_cast_in_the_new_one():
         assert made.get_buffer(name).dtype == model.get_buffer(name).dtype
 
 
+@pytest.mark.slow
 @each("wrap", [partial(torch.compile, backend="eager"), nn.DataParallel], ids=["compiled", "parallel"])
 @each("both", [True, False])
 def test_a_new_model_has_names_without_those_of_wrappers(wrap, both):

@@ -146,6 +146,7 @@ def test_the_peak_of_any_group_may_be_the_rate_asked(rate: float, names: tuple[s
     assert tuple(v.property for v in report.failures) == names
 
 
+@pytest.mark.slow
 def test_no_copy_of_the_scheduler_is_the_users_own():
     torch.manual_seed(0)
     model = Decoder()
@@ -301,6 +302,7 @@ FALLING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "share", "failing", "noted"),
     [
@@ -325,6 +327,7 @@ def test_the_peak_of_a_schedule_that_is_resumed_may_lie_behind(
     assert (len(report.failures), len(report.notes)) == (failing, noted)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_is_resumed_must_last_for_the_steps_that_are_left():
     torch.manual_seed(0)
     model = Decoder()

@@ -161,6 +161,7 @@ def test_a_model_that_looks_back_alone_names_the_tokens_that_did_not_move():
     assert numbers_in(report, "reach") == [(LENGTH - 1) // 2]
 
 
+@pytest.mark.slow
 def test_parameters_that_rounding_holds_still_are_counted():
     torch.manual_seed(0)
     model = Decoder(0.0).bfloat16()

@@ -130,6 +130,7 @@ def padded_loss(model: nn.Module, ids: Tensor) -> Tensor:
     return F.cross_entropy(model(ids[:, :-1].clamp_min(0)).transpose(1, 2), ids[:, 1:], ignore_index=-100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train_step", [sound, by_hand, scaled])
 def test_a_sound_step_sees_the_gradient_of_the_whole_batch(train_step: StepFunction):
     report = with_step(train_step, "step", "repeats", "overfit")
@@ -157,6 +158,7 @@ def test_a_faulty_step_is_named(train_step: StepFunction):
     assert first(with_step(train_step, "step", "repeats")) == ("step", "step")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", ["clip at once by known norm", "clip by known norm"])
 def test_gradients_may_be_clipped_by_a_norm_that_is_known(clip: str):
     train_step = faulty("zero", "", f"{clip},step")
@@ -164,6 +166,7 @@ def test_gradients_may_be_clipped_by_a_norm_that_is_known(clip: str):
     assert first(with_step(train_step, "step", declare={"max_grad_norm": 0.2})) == ("step", "step")
 
 
+@pytest.mark.slow
 def test_uneven_micro_batches_weigh_their_tokens_alike():
     def train_step(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
         optimizer.zero_grad()
@@ -333,6 +336,7 @@ def test_a_small_batch_is_learnt_at_rates_that_rise_over_ten_steps():
     assert Noting.rates[:10] == pytest.approx([0.05 * number for number in range(1, 11)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [lambda m: AdamW(m.parameters(), lr=3.0), lambda m: SGD(m.parameters(), lr=0.0)]
 )
@@ -351,6 +355,7 @@ def surrogate(model: nn.Module, ids: Tensor) -> Tensor:
     return -(torch.exp(logp - logp.detach()) * advantage).mean()
 
 
+@pytest.mark.slow
 def test_a_loss_that_does_not_move_along_its_gradient_need_not_fall():
     model = Decoder(dropout=0.0)
     report = report_of("overfit", model=model, loss=surrogate, optimizer=groups(model))
@@ -358,6 +363,7 @@ def test_a_loss_that_does_not_move_along_its_gradient_need_not_fall():
     assert "overfit" not in report.holds
 
 
+@pytest.mark.slow
 def test_a_rate_that_lets_the_loss_grow_is_still_named():
     model = Decoder(dropout=0.0)
     assert first(report_of("overfit", model=model, optimizer=groups(model, rate=30.0)))[0] == "overfit"

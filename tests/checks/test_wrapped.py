@@ -116,6 +116,7 @@ def test_what_is_not_proven_is_tested_in_place(wrap):
         assert torch.equal(p, weights[n][1])
 
 
+@pytest.mark.slow
 @each("wrap", OPAQUE.values(), ids=OPAQUE)
 def test_the_reason_is_given_where_a_copy_is_needed(wrap):
     model = Decoder()

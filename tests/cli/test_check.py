@@ -84,6 +84,7 @@ def here(tmp_path, monkeypatch):
     sys.modules.pop("train_of_this_test", None)
 
 
+@pytest.mark.slow
 def test_a_file_is_run_once_and_not_as_main_and_leaves_no_trace(here, capsys):
     path, arguments = list(sys.path), list(sys.argv)
     assert main(["check", "train_of_this_test.py:setup", *BUDGET]) == 0
@@ -102,6 +103,7 @@ def test_the_failure_stands_first_with_its_place_and_the_exit_code_says_so(here,
     assert capsys.readouterr().out.startswith("✗ causality at blocks.0")
 
 
+@pytest.mark.slow
 def test_files_for_programs_name_the_failure_and_the_line_of_its_class(here, capsys):
     files = ["--json", "--out", "page.html", "--junit", "found.xml", "--sarif", "found.sarif"]
     with pytest.raises(SystemExit):
@@ -222,6 +224,7 @@ def test_what_cannot_be_checked_is_one_sentence(here, capsys, typed, told):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_the_command_is_shown_though_the_file_has_arguments_of_its_own(here, monkeypatch, capsys):
     words = ["check", "train_of_this_test.py:setup", "--json", *BUDGET]
     monkeypatch.setattr(sys, "argv", ["normlab", *words])

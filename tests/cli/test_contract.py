@@ -170,6 +170,7 @@ def test_a_verdict_has_its_exit_code(setups, capsys, name, how, code, failed):
     assert [one["property"] for one in document["failed"]] == failed
 
 
+@pytest.mark.slow
 @each("budget", ["0.0001", "0.02", "0.1", "0.4"])
 def test_whatever_a_budget_holds_is_a_document(setups, capsys, budget):
     code, document = printed(capsys, "contracts.py:sound", "--budget-s", budget)

@@ -91,6 +91,7 @@ def test_a_second_recipe_leaves_the_page_of_the_first(here):
     assert len(list((here / "runs").glob("diagnosis-*.html"))) == 2
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own(here, capsys):
     assert main(["diagnose", *MINE, "--preset", "cheap", "--out", "pages"]) == 0
     assert re.search(r"\bblocks .*Post-LN .*3 layers", capsys.readouterr().out)

@@ -161,6 +161,7 @@ def test_the_same_sentence_at_the_prompt_and_from_python(theirs, capsys, model, 
     assert said.startswith(f"normlab: {raised.value}")
 
 
+@pytest.mark.slow
 @each(
     ("words", "sentence"),
     [

@@ -77,6 +77,7 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
     return calls
 
 
+@pytest.mark.slow
 def test_without_a_name_the_list_has_every_finding_and_counts_answers(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(["papers"]) == 0
@@ -168,6 +169,7 @@ def test_json_says_everything(measured, capsys, tmp_path):
     assert first["file"] == "elsewhere/papers/example.change.json"
 
 
+@pytest.mark.slow
 def test_a_damaged_result_says_so(measured, capsys, tmp_path):
     path = write_reproduction(found(), tmp_path / "runs" / "papers")
     path.write_text("{")
@@ -203,6 +205,7 @@ def test_what_is_measured_is_kept_shown_and_not_measured_twice(measured, capsys,
     assert len(measured) == 3
 
 
+@pytest.mark.slow
 def test_several_go_on_past_one_that_fails(measured, capsys, monkeypatch):
     monkeypatch.setenv("NORMLAB_DATA", "given")
     with pytest.raises(SystemExit) as stopped:
@@ -219,6 +222,7 @@ def test_several_go_on_past_one_that_fails(measured, capsys, monkeypatch):
     assert [(id_, data) for id_, data, _ in measured] == [(FAILING.id, "given"), (ARTEFACT.id, "given")]
 
 
+@pytest.mark.slow
 def test_debugging_shows_where_it_comes_from_and_goes_on(measured, capsys, monkeypatch):
     monkeypatch.setenv("NORMLAB_DEBUG", "1")
     with pytest.raises(SystemExit):
@@ -258,6 +262,7 @@ def test_what_the_budget_leaves_is_said_and_measured_by_the_same_command(measure
     assert [id_ for id_, *_ in measured] == [ARTEFACT.id]
 
 
+@pytest.mark.slow
 def test_a_finding_stands_for_its_tables_and_figures(measured, capsys, monkeypatch):
     monkeypatch.setattr(papers, "ARTEFACTS", {"apx.claims": BARE, "xiong2020.fig2a": PLAIN})
     main(["papers", "reproduce", "x2"])
@@ -290,6 +295,7 @@ def test_the_planned_runs_of_a_finding_are_those_of_the_regimes_that_it_names():
     assert [e.name for e in planned_for([finding], read_book(), CONFIGS)] == ["bert-placement"]
 
 
+@pytest.mark.slow
 def test_results_that_disagree_about_a_run_are_named(measured, capsys, monkeypatch, tmp_path):
     both = [replace(PLAIN, id=id_) for id_ in ("example.one", "example.two")]
     monkeypatch.setattr(papers, "ARTEFACTS", {a.id: a for a in both})
@@ -302,6 +308,7 @@ def test_results_that_disagree_about_a_run_are_named(measured, capsys, monkeypat
         assert named in said
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said_once_for_the_artefacts_that_lack_it(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("NORMLAB_DATA", str(tmp_path))
     with pytest.raises(SystemExit):
@@ -335,6 +342,7 @@ def test_an_accelerator_that_is_not_there_is_refused_before_a_run_begins(
     assert not list(tmp_path.glob("*/status.json"))
 
 
+@pytest.mark.slow
 def test_a_result_of_another_scale_is_listed_shown_and_named(measured, capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(papers.ARTEFACTS, LARGE.id, LARGE)
     result = replace(found(LARGE), scale="gpu")

@@ -98,7 +98,7 @@ def same_with_a_node_lost(arguments, number, node, tmp_path, skip=0):
     sys.stdout.write(f"\n{number} runs, {took}, the node lost in {lost.path.name}\n")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_comparison_is_the_same_although_a_node_is_lost(second_node, tmp_path):
     same_with_a_node_lost(FEW, 4, second_node, tmp_path)
 
@@ -108,7 +108,7 @@ def test_sixty_runs_are_whole_and_the_page_is_the_same_although_a_node_is_lost(s
     same_with_a_node_lost(SIXTY, 60, second_node, tmp_path, skip=40)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_stop_saves_the_runs_on_every_node_and_they_go_on_here(second_node, tmp_path):
     arguments = ["compare", *FEW, "--seeds", "1", "--steps", "600", "--validate-every-steps", "300"]
     process = typed([*arguments, "--on", "ray"], tmp_path)
@@ -133,7 +133,7 @@ def test_a_stop_saves_the_runs_on_every_node_and_they_go_on_here(second_node, tm
     assert len(list(Runs(tmp_path / "runs"))) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_an_address_without_a_cluster_is_refused(tmp_path, loopback):
     environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
     refused = normlab("compare", *TINY, "--on", "ray", cwd=tmp_path, env=environment)

@@ -34,6 +34,7 @@ def test_check(folder, capsys):
     assert hashes(folder) == before
 
 
+@pytest.mark.slow
 def test_trial(folder, capsys):
     before = hashes(folder)
     typed = ["--steps", "16", "--rates", "3e-3", "--json"]
@@ -44,6 +45,7 @@ def test_trial(folder, capsys):
     assert hashes(folder) == before
 
 
+@pytest.mark.slow
 def test_trial_of_a_module(folder, capsys):
     assert main(["trial", "-m", "door_sized", "--steps", "16", "--rates", "3e-3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trials"]

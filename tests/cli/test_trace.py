@@ -51,6 +51,7 @@ def test_the_same_is_printed_as_data(here, capsys):
     assert document["entries"][-1]["module"] == document["failures"][0]["module"] == "blocks.0"
 
 
+@pytest.mark.slow
 @each("name", ["finite", "derivative", "state_dict"])
 def test_other_traces_fit_the_schema_and_what_is_no_trace_does_not(here, capsys, name):
     assert main([*LEAKY[:-1], name, "--json"]) == 0

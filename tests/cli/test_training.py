@@ -77,6 +77,7 @@ def said(capsys, *words):
     return code, out, err
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_both_scores_and_why_it_ended(folder, runs, capsys):
     ended = "ended at step 4: a validation brought no new best dev score"
     code, out, _ = said(capsys, "train", "--config", "config.json", "--out", "runs")

@@ -113,6 +113,7 @@ def test_a_gpt_of_the_users_is_trained_in_several_widths(here, capsys):
     assert (here / "kept" / "trials.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_rate_that_does_not_carry_is_said_first_and_is_exit_code_3(here, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["transfer", f"{FILE}:setup", *SMALL, "--target", "64"])
@@ -123,11 +124,13 @@ def test_a_rate_that_does_not_carry_is_said_first_and_is_exit_code_3(here, capsy
     assert "widths 4, 8, 16" in err
 
 
+@pytest.mark.slow
 def test_a_rate_that_carries_is_exit_code_0(here, capsys):
     assert main(["transfer", f"{FILE}:scaled", *SMALL, *CARRIES, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "carries"
 
 
+@pytest.mark.slow
 def test_the_table_has_the_rates_of_the_trials_and_multiples_where_sizes_have_rates_of_their_own(
     here, capsys
 ):
@@ -154,6 +157,7 @@ def test_a_recipe_is_trained_in_several_depths(here, capsys):
     assert (plain["axis"], plain["sizes"], plain["target"]) == ("depth", [1, 2], 2)
 
 
+@pytest.mark.slow
 @each(
     ("words", "hint"),
     [

@@ -84,6 +84,7 @@ def test_a_recipe_is_tried_on_its_own_batches(here, capsys):
     assert plain["unigram"] > 1
 
 
+@pytest.mark.slow
 @each(
     ("words", "hint"),
     [

@@ -31,7 +31,7 @@ DECODERS = [c for c in ALONE if kind_of(c) is Decoder]
 inductor = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @each("config", PARTS, ids=label)
 def test_probes_on_every_module_change_no_bit(config):
     """Of loss and gradients, and once they are off no hook is left."""
@@ -97,7 +97,7 @@ def test_a_layer_compiles_into_one_graph(config):
     compiled_equals_eager(config, "eager")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("config", VARIANTS, ids=label)
 def test_compiled_equals_eager(config):
     compiled_equals_eager(config, "aot_eager")

@@ -121,11 +121,13 @@ def test_a_checkpoint_gives_back_weights_and_optimizer(config, tmp_path):
         assert torch.equal(a, b), name
 
 
+@pytest.mark.slow
 def test_scalars_have_a_shape():
     """Sharding refuses parameters without dimensions."""
     assert [f"{label(c)}: {n}" for c in PARTS for n, p in build(c).named_parameters() if not p.dim()] == []
 
 
+@pytest.mark.slow
 @every_variant
 def test_a_start_without_data_is_left_alone_by_the_profile(config):
     model = build(config)
@@ -140,6 +142,7 @@ def test_a_start_without_data_is_left_alone_by_the_profile(config):
     assert {n.split(".place.")[0] for n in changed} <= asking
 
 
+@pytest.mark.slow
 @each(
     "config",
     [*BY_PLACEMENT, OUTSIDE[0]] + [uniform("fixup", scheme=name) for name in SCHEME_NAMES],

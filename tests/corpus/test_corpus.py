@@ -72,9 +72,15 @@ def judge():
 
 
 def _marked(case: Case):
-    """CI judges the cases of public reports and one of each property; `make test-corpus` judges all."""
-    daily = case.origin is PUBLIC or case.name in NAMED_BY.values()
-    return pytest.param(case, id=case.name, marks=pytest.mark.slow if daily else pytest.mark.long)
+    """`make test-slow` judges one case of each property, `make test-wide` those of public reports, and
+    `make test-corpus` all.
+    """
+    mark = pytest.mark.long
+    if case.name in NAMED_BY.values():
+        mark = pytest.mark.slow
+    elif case.origin is PUBLIC:
+        mark = pytest.mark.wide
+    return pytest.param(case, id=case.name, marks=mark)
 
 
 @pytest.mark.parametrize("case", [_marked(case) for case in CASES.values()])
@@ -87,7 +93,7 @@ def test_a_fault_is_named_first_and_a_sound_step_has_no_failure(case, judge):
     assert row.verdict == case.right, row
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("name", NAMED_BY)
 def test_a_property_that_always_holds_is_noticed(name, judge):
     case = CASES[NAMED_BY[name]]

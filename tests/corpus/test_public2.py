@@ -33,7 +33,7 @@ def test_each_case_says_what_it_is_by_known_properties():
         assert set(case.named_by) <= known, case.name
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_each_case_trains_and_a_fault_differs_from_its_twin():
     assert run.try_all(list(CASES.values()))
 

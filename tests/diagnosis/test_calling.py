@@ -60,6 +60,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_study_calls_the_model_as_it_is_told(kind):
     batch, pair, call = KINDS[kind]

@@ -56,6 +56,7 @@ def seen():
 # -------------------------------------------------------------------------------------- what comes out of it
 
 
+@pytest.mark.slow
 def test_every_study_of_the_preset_gives_its_table(seen):
     studies = registered("standard")
     assert set(seen.seconds) == {one.name for one in studies} == {one.name for one in seen.studies}

@@ -131,6 +131,7 @@ def test_no_study_fails_or_hangs(kind):
     done(ended(MODELS[kind]()))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_rank")
 def test_a_model_under_data_parallelism_is_diagnosed_as_the_one_inside():
     wrapped = ended(DistributedDataParallel(gpt2()))

@@ -72,6 +72,7 @@ EDITS = {
 }
 
 
+@pytest.mark.slow
 def test_a_copy_differs_in_nothing(of_whole, copy):
     assert differences(of_whole, outcome(RunFolder(copy))) == []
 

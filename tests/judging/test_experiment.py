@@ -64,6 +64,7 @@ def test_a_gain_is_kept_and_runs_are_used_again(here):
     assert other.reused >= min(other.decision.seeds, first.decision.seeds)
 
 
+@pytest.mark.slow
 def test_the_answer_does_not_depend_on_the_number_of_jobs(here):
     answers = [run(jobs=jobs, folder=Path(f"runs-{jobs}")).to_dict() for jobs in (1, 3)]
     assert answer_of(answers[0]) == answer_of(answers[1])
@@ -121,6 +122,7 @@ def test_a_run_that_is_killed_once_is_tried_again(here, jobs):
     assert lines_of(here).count("begin 0.05 2") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_is_killed_each_time_leaves_it_undecided(here, jobs):
     answer = run("--gain=0.05 --killed=2", jobs=jobs)
@@ -135,6 +137,7 @@ def test_a_run_that_is_killed_each_time_leaves_it_undecided(here, jobs):
     assert (once_more.verdict, lines_of(here).count("begin 0.05 2")) == ("undecided", 4)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_judged_is_refused(here):
     for candidate in ("--crashes=1,2", "--unknown"):
         with pytest.raises(UserError, match="candidate"):
@@ -165,6 +168,7 @@ def test_a_wrong_request_is_refused_before_anything_runs(here, wrong):
     assert begun(here) == 0
 
 
+@pytest.mark.slow
 def test_a_command_that_was_mended_is_run_again(here):
     (here / "train.py").write_text("import nowhere\n")
     with pytest.raises(UserError):
@@ -285,6 +289,7 @@ def test_a_ray_cluster_gives_the_same_answer(here, monkeypatch):
     assert answer_of(json.loads(on_ray.stdout)) == answer_of(json.loads(local.stdout))
 
 
+@pytest.mark.slow
 def test_kept_runs_are_read_as_they_were_judged_and_decide_nothing_once_more(here):
     run("--gain=-0.05", higher_is_better=True, take="mean:2")
     judgement = normlab.judge("runs/judge")
@@ -296,6 +301,7 @@ def test_kept_runs_are_read_as_they_were_judged_and_decide_nothing_once_more(her
         normlab.judge("runs/judge", baseline=BASE)
 
 
+@pytest.mark.slow
 def test_kept_runs_of_the_same_words_with_other_files_are_told_apart(here):
     run()
     with (here / "train.py").open("a") as file:
@@ -312,6 +318,7 @@ def test_kept_runs_are_read_before_there_is_an_answer(here):
     assert len(normlab.judge("runs/judge", metric=METRIC).changes) == 2
 
 
+@pytest.mark.slow
 def test_a_command_that_prints_nothing_but_nan_has_diverged(here):
     answer = run("--diverges=" + ",".join(map(str, range(1, 13))), metric="val_loss: ([0-2][0-9.]+|3.[0-8]+)")
     assert answer.verdict == "discard"

@@ -53,6 +53,7 @@ def test_every_keep_after_the_first_earns_as_much_again():
     assert level_of(20, [5, 18, 19]) == pytest.approx(level_of(20, [5, 19]) + level_of(2, []))
 
 
+@pytest.mark.slow
 def test_proposals_are_entered_with_their_levels_and_a_keep_is_measured_again(here):
     kept, discarded = propose("--gain=0.08"), propose("--gain=-0.08")
     assert (kept.verdict, discarded.verdict) == ("keep", "discard")
@@ -67,6 +68,7 @@ def test_proposals_are_entered_with_their_levels_and_a_keep_is_measured_again(he
     assert ledger.lucky == pytest.approx(first.level + second.level)
 
 
+@pytest.mark.slow
 def test_the_same_proposal_keeps_its_number_and_level_and_runs_nothing(here):
     first = propose("--gain=0.08")
     number = begun(here)
@@ -76,12 +78,14 @@ def test_the_same_proposal_keeps_its_number_and_level_and_runs_nothing(here):
     assert (again.verdict, again.fresh) == (first.verdict, first.fresh)
 
 
+@pytest.mark.slow
 def test_a_proposal_that_was_interrupted_has_spent_its_level(here):
     answer = propose("--gain=0.0001", budget_s=0.0)
     assert answer.verdict == "undecided"
     assert propose("--gain=0.08").ledger.proposals[1].level == level_of(2, [])
 
 
+@pytest.mark.slow
 def test_another_question_about_the_same_change_is_another_proposal(here):
     propose("--gain=0.0001", max_seeds=3)
     for number, asked in enumerate([{"margin": 0.05}, {"first_seed": 50}], start=2):
@@ -90,6 +94,7 @@ def test_another_question_about_the_same_change_is_another_proposal(here):
     assert len(propose("--gain=0.0001", max_seeds=4).ledger.proposals) == 3, "more seeds ask the same"
 
 
+@pytest.mark.slow
 @each("asked", [{"take": "best"}, {"higher_is_better": True}, {"metric": "val_loss: +([0-9.]+)"}])
 def test_a_ledger_has_one_score(here, asked):
     propose("--gain=-0.08")
@@ -100,6 +105,7 @@ def test_a_ledger_has_one_score(here, asked):
     assert begun(here) == number
 
 
+@pytest.mark.slow
 def test_a_command_that_does_not_work_spends_no_level(here):
     for broken in ("--crashes=1,2", "--unknown"):
         with pytest.raises(UserError):
@@ -114,6 +120,7 @@ def test_a_damaged_ledger_is_refused(tmp_path, content):
         Ledger.read(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_ledger_is_shown_with_a_page(here, capsys):
     assert main(["judge", "--ledger", str(here), "--json"]) == 0
     empty = json.loads(capsys.readouterr().out)

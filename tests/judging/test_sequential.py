@@ -50,6 +50,7 @@ def test_chances_are_spent_as_they_should_be(level):
         assert crossed[number - 1] == pytest.approx(expected, abs=4 * error)
 
 
+@pytest.mark.slow
 def test_more_cells_change_no_critical_value_by_a_hundredth(monkeypatch):
     coarse = [boundary(0.045).critical(number) for number in range(FIRST, MOST_SEEDS + 1)]
     monkeypatch.setattr("normlab.judging.boundary.CELLS", 720)

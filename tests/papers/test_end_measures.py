@@ -87,6 +87,7 @@ def test_all_kept_weights_are_measured_in_their_order(runs):
             assert len(entry["dependency"]["decoder"]["i_beta_sq"]) == 6
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_mean_over_mini_batches(runs):
     (entry, *_) = measure_run(runs["post"], ["gradients"])
     task, model = loaded(runs["post"], 0)
@@ -119,6 +120,7 @@ def test_updates_are_the_moves_of_the_kept_weights(runs):
     assert entries[1]["updates"]["encoder"]["ffn ffn_in"] == pytest.approx(moved, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_dependency_is_the_share_of_the_own_branch(runs):
     (entry, *_) = measure_run(runs["pre"], ["dependency"])
     task, model = loaded(runs["pre"], 0)

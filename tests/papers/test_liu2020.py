@@ -54,6 +54,7 @@ def test_counts_round_to_the_published_millions(name, placement):
     assert counted == by_formula(model, vocab_size) + extra(model, placement)
 
 
+@pytest.mark.slow
 def test_one_vocabulary_serves_all_models_of_a_corpus():
     """The vocabularies with which every count of a corpus rounds as published; ours are among them."""
     fewest, most = dict.fromkeys(VOCABULARIES, 0), dict.fromkeys(VOCABULARIES, 10**6)

@@ -26,7 +26,11 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 DEPTHS = {"last_gradient": (2, 3, 4), "last_matrix": (1, 2, 3), "over_depth": (1, 2, 3)}
 AS_THEY_ARE = ("parameter_counts", "wrapped_blocks", "norm_jacobian")
-LONG = ("liu2020.fig4", "liu2020.fig7_8")
+LONG = (
+    "liu2020.fig3", "liu2020.fig4", "liu2020.fig7_8", "liu2020.parameters", "liu2020.profiling",
+    "liu2020.theorem1", "liu2020.theorem2", "nguyen2019.speed", "xiong2020.appendixF",
+    "xiong2020.concentration", "xiong2020.fig3ab",
+)  # fmt: skip
 DECIDED = [a for a in ARTEFACTS.values() if a.study and not a.trainings]
 BARE = replace(ARTEFACTS["apx.blocks"], id="apx.bare", study=None)
 

@@ -65,6 +65,7 @@ def test_a_run_that_is_done_here_or_kept_is_not_planned(tmp_path, monkeypatch):
     assert not found.open_runs("p.narrow")
 
 
+@pytest.mark.slow
 def test_some_seeds_are_enough_where_the_trainings_say_so(tmp_path):
     def planned(least):
         some = replace(WIDE.trainings["laptop"], seeds=3, least=least)

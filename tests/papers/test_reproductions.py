@@ -125,6 +125,7 @@ def test_results_that_disagree_about_a_run_are_named_once_for_each_pair(tmp_path
     assert sentence.startswith("p.a and p.c disagree about run r1, bleu: 1 and 1.5.")
 
 
+@pytest.mark.slow
 def test_kept_results_agree_about_every_run():
     kept = [standing(artefact, [KEPT]) for artefact in ARTEFACTS.values()]
     shared = [row["run"] for s in kept if s.found for row in s.found.tables.get("runs", ())]

@@ -50,6 +50,7 @@ def training_loss(folder):
         return sum(float(task.loss(model, b).loss) for b in batches) / sum(int(b.tokens) for b in batches)
 
 
+@pytest.mark.slow
 def test_the_perplexity_of_the_training_text_is_that_of_its_first_batches(some):
     (still,), (moved,) = some.cells.values()
     expected = math.exp(training_loss(moved) - training_loss(still))
@@ -57,6 +58,7 @@ def test_the_perplexity_of_the_training_text_is_that_of_its_first_batches(some):
     assert expected < 0.99
 
 
+@pytest.mark.slow
 def test_the_constant_of_weights_that_did_not_move_is_that_of_initialisation(some):
     assert ConstantRatio("still").measure(some).value == pytest.approx(1.0, abs=1e-4)
     assert ConstantRatio("moved").measure(some).value != pytest.approx(1.0, abs=1e-3)

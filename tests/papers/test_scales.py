@@ -55,6 +55,7 @@ def configs():
     }.values()
 
 
+@pytest.mark.slow
 def test_every_recipe_can_be_built():
     for config in configs():
         resolved = resolve(config.recipe, config, force=True)

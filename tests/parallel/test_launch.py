@@ -54,7 +54,7 @@ def alive(folder: Path) -> list[int]:
     return left
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_rank_that_dies_is_named_with_its_last_lines(tmp_path):
     script = write(tmp_path, "if rank == 1:\n    os.kill(os.getpid(), signal.SIGSEGV)\ndist.barrier()\n")
     with pytest.raises(UserError, match=r"rank 1 .*\b11\b.*: rank 1"):
@@ -62,7 +62,7 @@ def test_a_rank_that_dies_is_named_with_its_last_lines(tmp_path):
     assert alive(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_rank_that_waits_for_ever_is_ended(tmp_path):
     script = write(tmp_path, "if rank == 0:\n    dist.barrier()\ntime.sleep(1000)\n")
     began = time.monotonic()
@@ -81,7 +81,7 @@ def test_a_rank_that_raises_is_named(tmp_path):
     assert alive(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_no_rank_outlives_the_one_that_asked(tmp_path):
     script = write(tmp_path, "time.sleep(1000)\n")
     code = f"from normlab.parallel.check import check_ranks\ncheck_ranks({script!r}, ranks=2, budget_s=500)"
@@ -95,7 +95,7 @@ def test_no_rank_outlives_the_one_that_asked(tmp_path):
     assert alive(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_script_that_insists_on_float32_is_compared_in_that(tmp_path):
     rest = """
 torch.manual_seed(0)

@@ -43,7 +43,7 @@ def test_every_sound_script_is_clean(kind):
     check_is_clean(kind)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("mistake", [m for m in mistakes() if m.name in QUICK], ids=lambda m: m.name)
 def test_a_mistake_is_named(mistake, tmp_path):
     check_is_named(mistake, tmp_path)

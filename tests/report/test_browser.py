@@ -120,6 +120,7 @@ def test_long_names_fit_a_phone(browser: "sync_api.Browser", tmp_path: Path) -> 
     page.close()
 
 
+@pytest.mark.slow
 def test_everything_fits_a_phone_when_opened(browser: "sync_api.Browser", page_file: Path) -> None:
     page, trouble = opened(browser, page_file, width=PHONE)
     page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
@@ -132,6 +133,7 @@ def test_everything_fits_a_phone_when_opened(browser: "sync_api.Browser", page_f
     page.close()
 
 
+@pytest.mark.slow
 def test_charts_follow_the_window(desk: "sync_api.Page") -> None:
     desk.set_viewport_size({"width": PHONE, "height": 800})
     desk.wait_for_function("document.querySelector('.chart svg').getBoundingClientRect().width < 340")

@@ -87,6 +87,7 @@ def test_every_link_leads_somewhere_and_every_run_is_there(html: str, comparison
     assert {slug(r.name) for r in comparison.recipes} <= set(page.ids)
 
 
+@pytest.mark.slow
 def test_every_number_of_the_results_leads_to_its_runs(html: str, comparison: Comparison) -> None:
     cells = Document(section(html, "results") + "</section>").cells
     assert len(cells) == 8 * len(comparison.recipes)
@@ -136,6 +137,7 @@ def test_missing_runs_are_reported_and_the_page_goes_on(otherwise: str) -> None:
     assert otherwise.count('class="tag missing"') == 4
 
 
+@pytest.mark.slow
 def test_a_test_text_of_its_own_and_one_that_is_dev(html: str, otherwise: str) -> None:
     apart, is_dev = words("recipe")["apart"], TEST_IS_DEV.format(noun="recipe")
     assert apart in section(html, "method")
@@ -253,6 +255,7 @@ def test_a_large_comparison_is_a_page_of_reasonable_size(tmp_path: Path) -> None
     assert len(compare_page(large, tmp_path).html().encode()) < LIMIT_BYTES
 
 
+@pytest.mark.slow
 def test_pages_are_made_without_torch() -> None:
     code = "import sys, normlab.report.compare, normlab.report.run; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

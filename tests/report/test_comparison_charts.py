@@ -1,5 +1,7 @@
 import dataclasses
 
+import pytest
+
 from normlab.lab.comparison.result import Comparison
 from normlab.report import comparison_charts
 
@@ -20,6 +22,7 @@ def test_one_learning_rate_asks_nothing_of_sensitivity(comparison: Comparison) -
     assert [chart.name for chart in alone[0].blocks[0].blocks] == ["test-bleu"]
 
 
+@pytest.mark.slow
 def test_the_unigram_entropy_is_drawn_where_it_is_known(comparison: Comparison) -> None:
     def drawn(shown: Comparison) -> list[str]:
         sections = comparison_charts.chart_sections(shown, {}, [])

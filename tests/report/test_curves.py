@@ -49,6 +49,7 @@ def values(layer: dict[str, Any]) -> list[dict[str, Any]]:
     return layer["rows"]
 
 
+@pytest.mark.slow
 def test_mean_and_band_over_seeds() -> None:
     a, b = fall(50, 1), fall(50, 2)
     found = layers(pl.concat([run("pre", "a", a), run("pre", "b", b)]))

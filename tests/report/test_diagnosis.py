@@ -176,6 +176,7 @@ def test_rows_that_differ_in_their_layer_alone_are_one():
     assert folded(rows[:1]) == rows[:1]
 
 
+@pytest.mark.slow
 def test_every_stack_has_its_charts():
     found = charts(plain())
     by_stack = (

@@ -159,6 +159,7 @@ def test_a_training_that_failed_before_its_first_row_has_a_page(tmp_path):
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium (apt install chromium, or set $CHROMIUM)")
 def test_the_page_of_probes_is_drawn_in_a_browser(tmp_path):
     sync_api = pytest.importorskip("playwright.sync_api")

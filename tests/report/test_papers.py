@@ -25,6 +25,7 @@ def findings():
     return list(REVIEWED.values())
 
 
+@pytest.mark.slow
 def test_every_finding_has_its_answer_its_effects_and_its_regimes(findings):
     html = papers_page(findings, [], set())
     plain = re.sub(r"<[^>]+>", "", html.replace("<wbr>", ""))

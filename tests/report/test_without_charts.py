@@ -121,6 +121,7 @@ def about_lines(folder: Path) -> set[str]:
     return {section.marks for section in sections}
 
 
+@pytest.mark.slow
 @each("name", PAGES)
 def test_every_text_outside_the_charts_is_there(
     folder: Path, with_charts: dict[str, Read], without: dict[str, Read], name: str

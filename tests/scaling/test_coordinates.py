@@ -150,6 +150,7 @@ def standard():
     return check(PLANTS["standard"].table, sizes=(16, 64), steps=1)
 
 
+@pytest.mark.slow
 def test_standard_parametrisation_is_shown_as_what_it_is(standard):
     growing = {row.role for row in standard.rows if row.quantity == "update" and row.right is False}
     assert {"hidden", "head"} <= growing

@@ -111,6 +111,7 @@ def least(draws: int, rate: float) -> int:
     return int(binom.ppf(0.001, draws, rate))
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_optimum_and_the_slope():
     optima, known, slopes, lines = coverage(skewed(0.7), 0.01, 0.05, draws=30)
     assert known >= 0.95 * 4 * 30

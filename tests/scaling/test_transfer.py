@@ -92,6 +92,7 @@ def test_sizes_see_the_batches_of_the_smallest():
             assert trial.losses == pytest.approx(twin.losses, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_independent_decay_falls_as_the_rate_rises_and_shares_what_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -119,6 +120,7 @@ def test_independent_decay_falls_as_the_rate_rises_and_shares_what_is_the_same(
     assert both.sweeps[2].trials[4][2.0, 0] is both.sweeps[1].trials[4][2.0, 0]  # 4x, less 2^-2
 
 
+@pytest.mark.slow
 def test_trials_that_are_kept_are_not_done_again_wherever_the_file_ends(tmp_path: Path):
     want = tried(asked(decaying, folder=tmp_path))
     file = tmp_path / "trials.jsonl"
@@ -155,6 +157,7 @@ class Clock:
         torch.time_of_test += seconds  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_and_says_what_it_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     clock, plans, widths = Clock(monkeypatch), list[str](), (4, 8, 16, 32)
     words: dict[str, Any] = {"announce": plans.append, "folder": tmp_path, "widths": widths}
@@ -236,6 +239,7 @@ def test_sizes_are_added_to_a_folder_that_has_one_of_them(tmp_path: Path):
         asked(widths=(64, 128), folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_coordinate_check_takes_a_tenth_of_the_budget_at_most(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -284,6 +288,7 @@ def test_a_check_that_fails_says_why_and_is_not_kept(monkeypatch: pytest.MonkeyP
     assert str(error) not in (tmp_path / "trials.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_the_plan_says_that_the_weight_decay_is_not_swept():
     plans = list[str]()
     for what, words in ((decaying, {}), (decaying, {"decays": (1, 2)}), (setup, {})):
@@ -415,6 +420,7 @@ def test_a_function_is_built_at_the_size_and_from_the_seed():
     assert not torch.equal(one.weight, other.weight)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_budget_without_limit_gives_the_same_answer_at_any_speed(monkeypatch: pytest.MonkeyPatch):
     clock = Clock(monkeypatch)
     monkeypatch.setattr(coordinates, "SHARE", 0.1)

@@ -32,6 +32,7 @@ def loss_of_nested(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), targets.flatten())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
 def test_rows_of_different_lengths_may_be_one_nested_tensor(layout: torch.layout) -> None:
@@ -75,6 +76,7 @@ def test_parameters_without_entries_fail_nothing(optimizer: Any) -> None:
     assert {"gradients", "optimizer_coverage", "groups", "update"} <= set(report.holds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_an_instrument_may_run_where_a_script_evaluates(mode: Any) -> None:
     torch.manual_seed(0)

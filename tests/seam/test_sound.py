@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import normlab
+from cases import mostly_slow
 from normlab.trace import parts
 
 from .decoder import VOCAB, WIDTH, Block, Decoder, setup_of, text
@@ -493,7 +494,10 @@ CAST = {"slopes_in_float32_beside_bfloat16"}
 """What an update of a thousandth does to weights in bfloat16 is another matter."""
 
 
-@pytest.mark.parametrize("name", SETUPS)
+QUICK = ("a_scale_that_is_declared", "halves_of_a_batch_that_are_viewed", "a_loss_row_by_row")
+
+
+@pytest.mark.parametrize("name", mostly_slow(SETUPS, QUICK))
 def test_a_sound_step_has_no_failure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "viewed" in name:
         monkeypatch.setattr(parts, "LARGE", 100_000)  # so that the batch is large for its model

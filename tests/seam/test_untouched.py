@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 import normlab
-from cases import each
+from cases import each, mostly_slow
 
 from .decoder import VOCAB, WIDTH, Decoder, loss_of, setup_of, text
 
@@ -178,7 +178,7 @@ def a_sampler_with_a_generator() -> Case:
     return setup, lambda: (draw.get_state(), *random_states())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES, quick=["a_prompt_that_has_no_gradient_yet"]))
 @each("instrument", INSTRUMENTS)
 def test_nothing_of_the_users_changes(name: str, instrument: str) -> None:
     torch.manual_seed(0)

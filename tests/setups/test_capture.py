@@ -92,6 +92,7 @@ def test_a_training_goes_on_as_it_would_have(models):
     assert train(4) == losses
 
 
+@pytest.mark.slow
 def test_what_is_made_in_the_block_is_seen(models):
     with normlab.capture() as captured:
         *_, train = parts(models)
@@ -99,6 +100,7 @@ def test_what_is_made_in_the_block_is_seen(models):
     assert type(captured.setup.model) is models.Decoder
 
 
+@pytest.mark.slow
 def test_several_batches_are_clones(models):
     _, _, _, train = parts(models)
     with normlab.capture(batches=4) as captured:
@@ -108,6 +110,7 @@ def test_several_batches_are_clones(models):
     assert len({tuple(batch["ids"].flatten().tolist()) for batch in batches}) == 4
 
 
+@pytest.mark.slow
 def test_a_block_without_a_step_is_refused_when_it_is_asked_for():
     with normlab.capture() as captured, pytest.raises(normlab.UserError):
         _ = captured.setup
@@ -115,6 +118,7 @@ def test_a_block_without_a_step_is_refused_when_it_is_asked_for():
         _ = captured.setup
 
 
+@pytest.mark.slow
 def test_an_exception_of_the_block_is_raised():
     with pytest.raises(ZeroDivisionError), normlab.capture():
         _ = 1 / 0
@@ -147,6 +151,7 @@ class Loop:
             self.last = loss
 
 
+@pytest.mark.slow
 def test_what_holds_a_model_is_as_before(models):
     loop = Loop(models)
     history = loop.history
@@ -200,6 +205,7 @@ def test_numbers_that_are_kept_are_plain_ones(models):
     assert type(nested[0][0][1]) is Row
 
 
+@pytest.mark.slow
 def test_what_the_block_sets_for_the_process_stays_as_it_set_it(models, monkeypatch):
     _, _, _, train = parts(models)
     monkeypatch.setenv("OF_THE_BLOCK", "before")
@@ -240,6 +246,7 @@ def test_the_optimizer_of_a_block_can_be_chosen(models):
     assert captured.setup.optimizer is optimizers[1]
 
 
+@pytest.mark.slow
 def test_a_wrapper_that_is_handed_the_model_is_looked_through():
     torch.manual_seed(0)
     wrapper = torch.nn.Sequential(torch.nn.Embedding(20, 8), torch.nn.Linear(8, 20))

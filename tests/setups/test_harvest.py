@@ -36,6 +36,7 @@ def test_the_setup_is_that_of_the_first_step():
     assert not several.optimizer.state
 
 
+@pytest.mark.slow
 def test_the_rows_of_all_micro_batches_are_one_batch():
     batches = harvested("accumulating").setup.batches
     assert [batch["ids"].shape for batch in batches] == [(12, 13)] * 5

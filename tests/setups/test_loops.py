@@ -312,6 +312,7 @@ for step in range(8):
 """
 
 
+@pytest.mark.slow
 def test_of_models_that_accumulate_in_turn_the_first_is_tested(tmp_path):
     with recorded(tmp_path, IN_TURN) as named:
         assert named.setup.cannot.keys() == {"step"}
@@ -439,6 +440,7 @@ for step in range(8):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["", ".detach()"])
 def test_tensors_that_a_script_makes_are_in_float64_where_all_else_is(tmp_path, cut):
     with recorded(tmp_path, RECURRENT.format(cut=cut)) as named:
@@ -576,6 +578,7 @@ def test_an_optimizer_that_asks_for_the_gradients_again_gets_them(tmp_path):
         assert setup.loss_of(setup.model, setup.batch) < 0.9 * before
 
 
+@pytest.mark.slow
 def test_a_captured_step_without_an_optimizer_leaves_the_weights():
     model = torch.nn.Linear(4, 1)
     before = model.weight.detach().clone()
@@ -601,6 +604,7 @@ for epoch in range(3):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("divisor", "fails"), [("4", True), ("min(4, left)", False)])
 def test_a_shorter_window_is_averaged_by_its_own_length(tmp_path, divisor, fails):
     with recorded(tmp_path, SHORTER.format(divisor=divisor)) as named:

@@ -181,6 +181,7 @@ class Balanced(nn.Module):
         return (self.scores(x) + self.bias).square().mean()
 
 
+@pytest.mark.slow
 def test_a_captured_block_leaves_the_state_as_it_was():
     model = Balanced()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import normlab
+from cases import mostly_slow, slow
 from normlab.cli.main import main
 from normlab.errors import NoStepError, UserError
 from normlab.private_torch import clip_by_norm
@@ -59,7 +60,10 @@ def test_the_batch_is_what_the_slices_of_a_step_are_computed_from():
 
 @pytest.mark.parametrize(
     "name",
-    ["plain", "accumulating", "scaled", "translating", "own_function", "drawing", "functional_gradients"],
+    mostly_slow(
+        ["plain", "accumulating", "scaled", "translating", "own_function", "drawing", "functional_gradients"],
+        quick=["plain"],
+    ),
 )
 def test_a_sound_script_has_no_failure(name):
     assert failures(name) == []
@@ -69,17 +73,18 @@ def test_a_sound_script_has_no_failure(name):
     ("name", "argument", "failure"),
     [
         ("accumulating", "--undivided", ("step", "step")),
-        ("scaled", "--clip-scaled", ("step", "step")),
-        ("own_function", "--halved", ("derivative", "head.weight")),
-        ("functional_gradients", "--undivided", ("step", "step")),
-        ("functional_gradients", "--gains-forgotten", ("step", "step")),
-        ("functional_gradients", "--unshifted", ("targets", "loss")),
+        slow("scaled", "--clip-scaled", ("step", "step")),
+        slow("own_function", "--halved", ("derivative", "head.weight")),
+        slow("functional_gradients", "--undivided", ("step", "step")),
+        slow("functional_gradients", "--gains-forgotten", ("step", "step")),
+        slow("functional_gradients", "--unshifted", ("targets", "loss")),
     ],
 )
 def test_a_mistake_in_a_script_is_named_first(name, argument, failure):
     assert failures(name, argument)[0] == failure
 
 
+@pytest.mark.slow
 def test_micro_batches_are_one_batch_where_they_have_one_shape():
     assert setup_of("accumulating").batches["ids"].shape == (12, 13)
 
@@ -105,6 +110,7 @@ def test_of_a_step_that_cannot_be_computed_again_only_what_needs_no_pass_is_test
         normlab.trial(setup)
 
 
+@pytest.mark.slow
 def test_a_number_that_leaves_torch_is_computed_again():
     setup = setup_of("counting_targets", "--of-each", "--by", "item")
     ids = setup.batch["window"][:, :-3]  # the last two columns are not counted
@@ -134,6 +140,7 @@ def test_a_count_of_the_window_is_one_number_in_any_shape_and_precision(argument
     assert failures("counting_before", "--of-each", *arguments)[0] == ("step", "step")
 
 
+@pytest.mark.slow
 def test_the_loss_of_joined_micro_batches_is_the_mean_over_all_their_targets():
     setup = setup_of("counting_before")
     ids = setup.batch["window"]
@@ -171,6 +178,7 @@ def test_losses_that_share_a_pass_are_one():
     assert setup_of("plain").added == []
 
 
+@pytest.mark.slow
 def test_detached_weights_get_the_gradients_of_those_that_they_were_detached_from():
     setup = setup_of("functional_gradients", "--detached")
     assert not setup.cannot
@@ -211,6 +219,7 @@ def test_nothing_stays_changed():
     assert not all(map(torch.equal, before_step, setup.model.parameters()))
 
 
+@pytest.mark.slow
 def test_what_a_recorded_step_reaches_is_put_back():
     setup = setup_of("drawing")
     model = setup.model
@@ -295,6 +304,7 @@ def test_a_clip_by_a_known_norm_before_the_last_backward_is_named(mistake, faili
     assert failures("clip_by_known_norm", "0.5", *mistake.split())[:1] == failing
 
 
+@pytest.mark.slow
 def test_a_schedule_that_is_made_of_others_is_one_schedule():
     setup = setup_of("chained_schedules")
     assert type(setup.scheduler).__name__ == "SequentialLR"

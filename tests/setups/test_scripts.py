@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import normlab
-from forty_scripts import REPEATED, SCRIPTS, UNREPEATABLE, recorded_script
+from cases import mostly_wide
+from forty_scripts import OF_EACH_KIND, REPEATED, SCRIPTS, UNREPEATABLE, recorded_script
 from normlab.errors import UserError
 from script_runs import run_alone
 
@@ -31,6 +32,7 @@ def relative_norms(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     return norms / norms[-1]
 
 
+STEPPING = [script for script in REPEATED if script.whole_step]
 each_repeated = pytest.mark.parametrize("script", REPEATED, ids=lambda script: script.name)
 each_unrepeatable = pytest.mark.parametrize("script", UNREPEATABLE, ids=lambda script: script.name)
 
@@ -53,8 +55,7 @@ def test_a_recording_shows_what_the_script_does(script):
         assert names_of(schedulers) == list(script.schedulers)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", [s for s in REPEATED if s.whole_step], ids=lambda script: script.name)
+@pytest.mark.parametrize("script", mostly_wide(STEPPING, OF_EACH_KIND), ids=lambda script: script.name)
 def test_the_loss_has_the_gradients_of_the_script_alone(script):
     wanted = run_alone(SCRIPTS / f"{script.name}.py", script.arguments)
     with recorded_script(script) as named:
@@ -78,8 +79,7 @@ def test_the_first_call_that_cannot_be_repeated_is_named(script):
         assert f"{script.name}.py:{script.line}" in reasons
 
 
-@pytest.mark.slow
-@each_repeated
+@pytest.mark.parametrize("script", mostly_wide(REPEATED, OF_EACH_KIND), ids=lambda script: script.name)
 def test_a_sound_script_has_no_failing_property(script):
     with recorded_script(script) as named:
         report = normlab.check(named.setup)
@@ -94,6 +94,7 @@ def test_a_script_that_cannot_be_repeated_gets_no_wrong_verdict(script):
         assert [(failure.property, failure.module) for failure in report.failures] == []
 
 
+@pytest.mark.slow
 def test_a_part_of_an_accumulated_batch_has_rows_of_every_micro_batch():
     script = next(script for script in REPEATED if script.name == "accumulating")
     with recorded_script(script) as named:

@@ -231,6 +231,7 @@ def test_absurd_numbers_build_nothing_huge(tmp_path):
         setup_from_configuration(tmp_path, seed=1, shrink=False)
 
 
+@pytest.mark.slow
 def test_a_small_model_is_shrunk_if_that_is_asked_for(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "hidden_size": 256, "intermediate_size": 512}))
     original = setup_from_configuration(tmp_path, seed=1)

@@ -23,13 +23,13 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import normlab
-from forty_scripts import REPEATED, SCRIPTS, UNREPEATABLE, recorded_script
+from cases import mostly_wide
+from forty_scripts import OF_EACH_KIND, REPEATED, SCRIPTS, UNREPEATABLE, recorded_script
 from script_runs import run_to_first_step
 
 pytestmark = [
-    pytest.mark.slow,
     # What torch imports to compile warns of itself.
-    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 ]
 
 NAMESPACES = (
@@ -152,7 +152,9 @@ def gradients_of(setup: normlab.Setup) -> torch.Tensor:
     return loss
 
 
-each_script = pytest.mark.parametrize("script", [*REPEATED, *UNREPEATABLE], ids=lambda script: script.name)
+each_script = pytest.mark.parametrize(
+    "script", mostly_wide([*REPEATED, *UNREPEATABLE], OF_EACH_KIND), ids=lambda script: script.name
+)
 
 
 @each_script
@@ -168,7 +170,7 @@ def test_the_process_and_the_files_are_as_before(script):
     assert replaced(functions) == []
 
 
-@pytest.mark.parametrize("script", REPEATED, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", mostly_wide(REPEATED, OF_EACH_KIND), ids=lambda script: script.name)
 def test_the_weights_are_those_of_the_script_alone_and_can_be_trained(script):
     with torch.compiler.set_stance("force_eager"):
         alone = run_to_first_step(SCRIPTS / f"{script.name}.py", script.arguments)

@@ -43,6 +43,7 @@ PATCHED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [1, 8])
 def test_what_a_script_saves_is_withheld_and_listed(tmp_path, batches):
     folder = with_checkpoints(tmp_path)
@@ -305,6 +306,7 @@ atexit.register(print, "ended")
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_saved_when_the_process_ends(tmp_path):
     (tmp_path / "register.py").write_text(AT_EXIT)
     (tmp_path / "ckpt.pt").write_text("before")
@@ -327,6 +329,7 @@ assert not called
 """
 
 
+@pytest.mark.slow
 def test_what_is_registered_can_be_unregistered():
     # in a process of its own, as torch takes back operators of its own when exit functions run
     subprocess.run([sys.executable, "-c", UNREGISTERED], check=True)

@@ -107,6 +107,7 @@ def test_every_kept_run_is_a_listed_configuration(name):
     assert kept(experiments.RESULTS / name / RUNS_FILE).keys() <= set(keys_of(name))
 
 
+@pytest.mark.slow
 def test_a_toy_regime_is_trained_once(tmp_path, monkeypatch):
     (tmp_path / "results/toy").mkdir(parents=True)
     (tmp_path / "results/toy/regime.toml").write_text(TOY, encoding="utf-8")

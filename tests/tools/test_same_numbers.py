@@ -255,6 +255,7 @@ def test_a_file_that_every_run_has_must_be_found(tmp_path):
 # -------------------------------------------------------------------------------------------------- driving
 
 
+@pytest.mark.slow
 def test_every_name_is_known_to_the_code_as_it_is(tmp_path):
     """A rename without its line in ``RENAMES`` fails here."""
     driver = Driver(same_numbers.told(), tmp_path / "runs", tmp_path)

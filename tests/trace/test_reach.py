@@ -216,6 +216,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(np.array_equal(a, b)) if isinstance(a, (Tensor, np.ndarray)) else a == b
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REACHED)
 @each("instrument", INSTRUMENTS)
 def test_what_a_step_reaches_is_put_back(case: Callable[[], Case], instrument: str) -> None:
@@ -228,6 +229,7 @@ def test_what_a_step_reaches_is_put_back(case: Callable[[], Case], instrument: s
         assert "step" in result.holds or setup.step is None
 
 
+@pytest.mark.slow
 def test_the_step_of_a_trainer_of_a_library_changes_nothing_of_it(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="the extra normlab[hf] is not installed")
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -337,6 +339,7 @@ def test_a_step_that_uses_what_cannot_be_put_back_is_not_run(kind: str, tmp_path
     assert "held" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_what_is_not_used_is_in_nobodys_way(tmp_path: Path) -> None:
     class Loop:
         def __init__(self, file: Any) -> None:
@@ -539,6 +542,7 @@ def test_so_are_generators_that_a_loss_or_a_step_holds(kind: str) -> None:
     assert (state_of(of_model.holder.generator), state_of(other.generator)) == before
 
 
+@pytest.mark.slow
 def test_state_that_outlives_a_step_still_fails() -> None:
     class Growing:
         factor = 1.0
@@ -586,6 +590,7 @@ def test_generators_are_found_wherever_functions_lead() -> None:
 # ------------------------------------------------------------------------------------------------- copies
 
 
+@pytest.mark.slow
 def test_locks_and_modules_of_python_are_shared_by_a_copy() -> None:
     model = Tiny()
     model.lock, model.functions = threading.Lock(), torch.nn.functional

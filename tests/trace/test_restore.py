@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import normlab
-from cases import each
+from cases import each, mostly_slow
 from nasty.base import CASES, Batch, Case
 from normlab.diagnosis import diagnose, read_structure
 from normlab.errors import UserError
@@ -119,9 +119,17 @@ def made(name: str) -> Case:
     return CASES[name]()
 
 
+QUICK = (
+    "tied_weights", "batch_norm", "hooks_of_every_kind", "attributes_that_change", "a_loss_with_a_teacher",
+    "modes_that_it_changes", "a_late_interrupt", "an_interrupt", "a_second_call_that_raises",
+    "a_call_that_raises", "meta_parameters", "lazy_modules",
+)  # fmt: skip
+"""Cases that `make test` runs: all in which a call is broken off, and some of what a step may change."""
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES, QUICK))
 @each("what", DOING)
 def test_nothing_changes(name: str, what: str) -> None:
     case = made(name)
@@ -198,6 +206,7 @@ def evaluating() -> Any:
         yield
 
 
+@pytest.mark.slow
 @each("mode", [torch.no_grad, torch.inference_mode, evaluating], ids=lambda mode: mode.__name__)
 @each("instrument", [normlab.check, normlab.trial], ids=lambda f: f.__name__)
 def test_an_instrument_may_be_called_where_gradients_are_off(mode, instrument) -> None:

@@ -41,6 +41,7 @@ def test_what_is_kept_is_not_done_again(tmp_path: Path):
     assert [t.seconds for t in first.tried] == [t.seconds for t in again.tried]
 
 
+@pytest.mark.slow
 def test_a_file_that_ends_anywhere_is_continued_to_the_same_answer(tmp_path: Path):
     want = tried(answer(tmp_path))
     file = tmp_path / "trials.jsonl"
@@ -88,6 +89,7 @@ def test_trials_of_another_setup_are_refused(tmp_path: Path, words: dict[str, An
         answer(tmp_path, **{"rates": [0.02], **words})
 
 
+@pytest.mark.slow
 def test_a_larger_budget_goes_on_where_a_smaller_one_ended(tmp_path: Path):
     def slow(*args: Any) -> Any:
         time.sleep(0.02)  # five trials of 16 steps, the fewest that a scan takes, need 1.6 s

@@ -153,6 +153,7 @@ class Counting(Pairs):
         self.register_buffer("steps", torch.zeros(()))
 
 
+@pytest.mark.slow
 def test_a_regression_is_compared_with_its_start_and_says_so():
     def squares(model: nn.Module, ids: Any) -> Any:
         return (model(ids[:, :-1]).mean(-1) - ids[:, 1:].float()).square().mean()
@@ -201,6 +202,7 @@ def slow(model: nn.Module, batch: Any, optimizer: Any, scheduler: Any) -> Any:
     return stepped(model, batch, optimizer, scheduler)
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_and_its_plan_announced():
     plans: list[str] = []
     start = time.monotonic()
@@ -222,6 +224,7 @@ def test_a_budget_that_holds_too_little_says_which_would_do():
     assert "budget" in answer.sentence
 
 
+@pytest.mark.slow
 def test_trials_are_shorter_where_three_do_not_fit():
     answer = normlab.trial(setup(step=slow), steps=500, budget_s=4)
     assert 16 <= answer.steps < 500

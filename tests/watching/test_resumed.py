@@ -75,6 +75,7 @@ def test_without_a_loss_the_page_says_so(tmp_path):
     assert "No loss" in (tmp_path / "watch.html").read_text()
 
 
+@pytest.mark.slow
 def test_sparse_gradients_are_measured(tmp_path):
     found = []
     for sparse in (False, True):

@@ -245,6 +245,7 @@ def test_a_loss_of_several_outputs_is_asked_of_all(tmp_path):
     assert watch.reports == []
 
 
+@pytest.mark.slow
 def test_a_step_that_the_scaler_skips_is_no_micro_batch(tmp_path):
     loop = Loop(amp=True)
     loop.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)

@@ -79,6 +79,7 @@ def test_every_start_of_ours_is_read_as_well(config):
     follow(model, inputs(model), structure)
 
 
+@pytest.mark.slow
 def test_factors_are_those_of_the_models_own_weights():
     config = uniform("deepnorm")
     structure = read_structure(model := build(config), inputs(model))

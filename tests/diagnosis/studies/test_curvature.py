@@ -174,6 +174,7 @@ def test_curvature_has_a_sentence_for_what_it_cannot_do():
         curvature(subject)
 
 
+@pytest.mark.slow
 def test_the_studies_leave_no_trace():
     untouched("pre", lambda subject: curvature(subject, tokens=12, products=3))
     untouched("post", lambda subject: critical_lr(subject))

@@ -199,6 +199,7 @@ def test_what_is_missing_from_one_is_the_cross_terms():
     assert last["total"] == pytest.approx(1 - float(cross), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_post_leans_on_its_own_and_pre_on_all():
     own = {}
     for name in ("post", "pre"):

@@ -70,6 +70,7 @@ def of(subjects: list[Subject], signal: str, role: str) -> list[list[dict]]:
     return [list(scales(s).where(signal=signal, role=role)) for s in subjects]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "ffn_dim"), [(48, 48), (48, 96), (32, 128)])
 def test_lemma_2_post_is_the_same_in_every_layer(dim, ffn_dim):
     subjects = theory_setting("post", layers=3, dim=dim, ffn_dim=ffn_dim, seeds=24)

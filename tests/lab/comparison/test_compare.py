@@ -209,6 +209,7 @@ def test_one_learning_rate_needs_no_sweep(text, tmp_path, in_process):
     assert (comparison.sweep_seed, comparison.recipes[0].trials) == (None, ())
 
 
+@pytest.mark.slow
 def test_reported_seeds_run_only_at_the_chosen_rate_and_after_the_sweep(text, tmp_path, in_process):
     request = request_of(text, tmp_path, first_seed=5, seeds=3, sweep_seed=4)
     for recipe, best in (("pre", 1e-3), ("post", 1e-2)):
@@ -289,6 +290,7 @@ def test_a_run_that_fails_is_a_result_and_stops_nothing(text, tmp_path, in_proce
     assert from_json(Comparison, (tmp_path / "comparison.json").read_text(encoding="utf-8")) == comparison
 
 
+@pytest.mark.slow
 def test_the_comparison_fills_up_recipe_by_recipe(text, tmp_path, in_process):
     request = request_of(text, tmp_path, recipes=("pre", "post", "admin"), lrs=(1e-3,))
     for recipe in request.recipes:

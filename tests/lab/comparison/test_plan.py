@@ -12,6 +12,7 @@ from normlab.lab.runs import Runs
 from normlab.lab.training.timing import Seconds
 
 
+@pytest.mark.slow
 def test_a_plan_counts_what_is_left_and_trains_nothing(text, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "measure_side_by_side", lambda *asked: Seconds(1.0, 1.0, 100.0))
     request = request_of(text, tmp_path, seeds=3, jobs=2)

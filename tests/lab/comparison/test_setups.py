@@ -110,6 +110,7 @@ def test_a_file_is_compared_with_its_changed_copy_from_the_command_line(here, ca
     assert "mixed-de-en" not in page  # a default of recipes, which no setup reads
 
 
+@pytest.mark.slow
 def test_a_file_is_compared_with_its_changed_copy(here, capsys, monkeypatch):
     monkeypatch.setattr(grids, "Process", lambda root, names: Here(root, FILES))
     comparison = compare(requested(lrs=(3e-3,)))
@@ -173,6 +174,7 @@ def test_flags_that_nothing_reads_are_refused(here, capsys, flag, value):
     assert flag in said
 
 
+@pytest.mark.slow
 def test_runs_that_are_done_are_kept_when_a_comparison_is_stopped(tmp_path):
     out, stopped = tmp_path / "out", tmp_path / "stopped"
 
@@ -225,6 +227,7 @@ def until(condition):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_code_that_changes_while_a_comparison_goes_on_is_not_trained_as_what_it_was(here):
     config = SetupGrid(requested(lrs=(3e-3,)), FILES).config("change.py", 3e-3, 1)
     change = Path("change.py")
@@ -255,6 +258,7 @@ def test_the_page_says_which_compiled_model_is_trained_as_written(tmp_path):
     assert grid.background().data["compiled"].startswith("fast, and trained as written")
 
 
+@pytest.mark.slow
 def test_functions_are_compared_in_this_process(tmp_path):
     made = {"narrow": lambda seed: setup_of(seed, 8), "wide": lambda seed: setup_of(seed, 16)}
     base = Config(train=TrainConfig(steps=30), machine=MachineConfig(threads=1))

@@ -78,6 +78,7 @@ def lines_at_once(path):
 PIECES = [*(c.encode() for c in "a\n\n\r é中\ufeff"), b"\xe4", b"\xf0\x9f"]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.sampled_from(["", ".gz", ".xz"]))
 def test_reading_line_by_line_changes_nothing(tmp_path_factory, pieces, ending):

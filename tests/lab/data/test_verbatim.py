@@ -79,6 +79,7 @@ def text_of(corpus, stream):
     return "".join(f"{line}\n" for line in corpus.tokenizer.decode(rows))
 
 
+@pytest.mark.slow
 @each("tokenizer", ["bpe", "unigram", "byte_bpe", "model"])
 @each("name", TEXTS)
 def test_a_text_comes_back_or_its_bytes_are_not_counted(tmp_path, files, tokenizer, name):

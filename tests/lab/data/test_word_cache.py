@@ -31,6 +31,7 @@ def test_lines_are_encoded_as_the_library_does(lines):
     assert TOKENIZER.encode(lines) == LearnedPairs.encode(TOKENIZER, lines)
 
 
+@pytest.mark.slow
 def test_no_character_makes_a_difference():
     # Letters of the large blocks are alike, so a few of each stand for all.
     characters = [chr(i) for i in range(sys.maxunicode + 1) if i < 0x3100 or not i % 397]

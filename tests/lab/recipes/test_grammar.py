@@ -147,6 +147,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @each(("name", "sentence"), REFUSED.items(), ids=list(REFUSED))
 def test_what_is_refused_says_what_to_type(name, sentence):
     with pytest.raises(ValueError, match="recipe") as refusal:

@@ -47,6 +47,7 @@ def token_by_token(model, stream, block_len):
     return sum(nll_of(model, tokens[s:], tokens[s + 1 : s + 1 + block_len]) for s in starts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["pre", "post+rope"])
 def test_dev_likelihood_is_that_of_every_token_on_its_own(prepared, recipe):
     task = task_of(prepared, recipe, block_len=7)

@@ -229,6 +229,7 @@ def translated(model, tokenizer, lines, decode, **options):
     return [candidates[0].text for candidates in best]
 
 
+@pytest.mark.slow
 def test_lines_keep_their_order_whatever_the_batches(prepared, monkeypatch):
     task = task_of(prepared)
     model = task.build()

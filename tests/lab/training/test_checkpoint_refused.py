@@ -152,6 +152,7 @@ def test_where_neither_can_be_used_both_are_named_and_nothing_is_touched(text, r
     assert run.status().state == "failed"
 
 
+@pytest.mark.slow
 def test_what_is_said_to_type_brings_the_run_back(text, run, whole, tmp_path, monkeypatch):
     from normlab.cli.main import main
 

@@ -143,6 +143,7 @@ def run(tmp_path_factory):
     return train(tiny_language_model(data, "pre+rmsnorm+nobias+swiglu+rope", steps=4), root / "runs")
 
 
+@pytest.mark.slow
 def test_a_run_is_exported_with_its_tokenizer(run, tmp_path, capsys):
     import transformers
 

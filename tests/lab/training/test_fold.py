@@ -51,6 +51,7 @@ def folded(run):
     return fold(run, run.path.parent / "plain"), RunFolder(run.path.parent / "plain")
 
 
+@pytest.mark.slow
 def test_the_folder_is_a_run_that_gives_the_same_translations(text, run, folded):
     result, plain = folded
     assert result.float32 < BOUND * result.largest_logit

@@ -36,6 +36,7 @@ def test_validations_and_the_test_are_named_with_the_share_that_is_done(text, tm
     assert (status.state, status.phase, status.phase_done) == ("done", "", None)
 
 
+@pytest.mark.slow
 def test_short_phases_are_not_written_one_by_one(text, tmp_path, monkeypatch, seen):
     monkeypatch.setattr(progress, "EVERY_SECONDS", 3600.0)
     train(tiny(text, steps=6, validate_every_steps=1), tmp_path)

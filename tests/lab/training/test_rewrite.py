@@ -107,6 +107,7 @@ def test_a_plain_model_is_not_folded_again(recipe):
     assert again.config == rewritten.config
 
 
+@pytest.mark.slow
 @each("recipe", KEPT)
 def test_what_has_no_exact_rewrite_stays_with_the_reason(recipe):
     config = model_config(recipe)

@@ -53,6 +53,7 @@ def interrupt_at(monkeypatch, step):
 # ------------------------------------------------------------------------------------------- it learns
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_leaves_a_whole_folder(text, tmp_path):
     config = tiny(text, steps=60, validate_every_steps=30)
     rows = []
@@ -88,6 +89,7 @@ def test_a_run_learns_and_leaves_a_whole_folder(text, tmp_path):
     assert json.loads(folder.scores.read_text())["signatures"]["bleu"].startswith("nrefs:1")
 
 
+@pytest.mark.slow
 def test_the_same_run_is_never_done_twice_and_the_data_is_prepared_once(text, tmp_path, monkeypatch):
     first = train(tiny(text), tmp_path)
     before = {p: p.stat().st_mtime_ns for p in first.path.rglob("*")}
@@ -216,6 +218,7 @@ def test_a_folder_that_is_removed_during_training_is_said_and_trained_anew(text,
     assert files(folder) == files(train(config, tmp_path / "undisturbed"))
 
 
+@pytest.mark.slow
 def test_a_folder_with_checkpoints_and_no_configuration_is_not_touched(text, tmp_path):
     folder = train(tiny(text), tmp_path)
     (folder.path / "config.json").unlink()
@@ -227,6 +230,7 @@ def test_a_folder_with_checkpoints_and_no_configuration_is_not_touched(text, tmp
     ]
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_scores_is_scored_again(text, tmp_path, monkeypatch):
     config = tiny(text, average_last=2)
     folder = train(config, tmp_path)
@@ -244,6 +248,7 @@ def test_a_run_that_lost_its_scores_is_scored_again(text, tmp_path, monkeypatch)
     assert folder.status() == status
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_translates_trains_no_further(text, tmp_path, monkeypatch):
     config = tiny(text, steps=60, lr=300.0)
 
@@ -264,6 +269,7 @@ def test_a_run_killed_while_it_translates_trains_no_further(text, tmp_path, monk
     assert replace(folder.status(), train_seconds=0) == replace(stopped, state="done", train_seconds=0)
 
 
+@pytest.mark.slow
 def test_a_second_process_in_the_same_run_is_told(text, tmp_path):
     folder = train(tiny(text), tmp_path)
     folder.set_status(Status("interrupted"))
@@ -271,6 +277,7 @@ def test_a_second_process_in_the_same_run_is_told(text, tmp_path):
         train(tiny(text), tmp_path)
 
 
+@pytest.mark.slow
 def test_learning_rates_follow_the_schedule(text, tmp_path):
     config = tiny(text, "pre+warmup", steps=8, lr=0.008)
     config = replace(config, machine=replace(config.machine, log_every_steps=1))
@@ -281,6 +288,7 @@ def test_learning_rates_follow_the_schedule(text, tmp_path):
 # ----------------------------------------------------------------------------------- stopping and failing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lr", "evidence"), [(300.0, "above the"), (1e38, "is (nan|inf)")])
 def test_a_diverging_run_is_stopped_and_says_why(text, tmp_path, lr, evidence):
     folder = train(tiny(text, steps=100, lr=lr), tmp_path)
@@ -300,6 +308,7 @@ def test_a_diverging_run_goes_to_its_end_when_asked_to(text, tmp_path):
     assert folder.status().outcome.state == "diverged"
 
 
+@pytest.mark.slow
 def test_a_stuck_run_is_stopped_half_way(text, tmp_path):
     folder = train(tiny(text, steps=40, lr=1e-7), tmp_path)
     status = folder.status()
@@ -307,6 +316,7 @@ def test_a_stuck_run_is_stopped_half_way(text, tmp_path):
     assert 20 <= status.step < 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["loss", "build"])
 def test_a_failed_run_is_recorded_and_can_be_tried_again(text, tmp_path, monkeypatch, place):
     def broken(self, *args):

@@ -36,6 +36,7 @@ def files(folder):
     return {name: (folder.path / name).read_bytes() for name in names}
 
 
+@pytest.mark.slow
 def test_it_learns_and_leaves_a_whole_folder(plain, tmp_path):
     rows = []
     folder = train(tiny_language_model(plain, steps=60, validate_every_steps=20), tmp_path, rows.append)

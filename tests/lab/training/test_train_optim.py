@@ -46,6 +46,7 @@ def test_dev_scores_lower_the_rate(text, tmp_path, unlearning):
     assert kept["progress"]["val_decay"] == {"decays": 4, "waited": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("best_by", "lowered"), [("bleu", True), ("nll", False)])
 def test_the_score_that_counts_is_the_one_of_best_by(text, tmp_path, monkeypatch, best_by, lowered):
     """BLEU falls while the likelihood gets better at every validation."""
@@ -57,6 +58,7 @@ def test_the_score_that_counts_is_the_one_of_best_by(text, tmp_path, monkeypatch
     assert rates(folder) == pytest.approx([5e-3] * 4 + [4e-3 if lowered else 5e-3] * 2)
 
 
+@pytest.mark.slow
 def test_dev_scores_leave_other_schedules_alone(text, tmp_path, unlearning):
     config = tiny(text, "pre+step_decay", steps=6, best_by="nll")
     often = replace(config, train=replace(config.train, validate_every_steps=1))

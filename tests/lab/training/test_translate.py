@@ -45,6 +45,7 @@ def test_a_run_folder_gives_the_translations_that_were_scored(run, test_text):
     assert 1 < scores["perplexity"] != scores["perplexity_smoothed"]
 
 
+@pytest.mark.slow
 def test_threads_are_those_of_the_run_unless_others_are_asked_for(run, monkeypatch):
     asked = []
 
@@ -72,6 +73,7 @@ def test_order_and_empty_lines_stay(run, test_text):
     assert translate(run.path, []) == []
 
 
+@pytest.mark.slow
 def test_another_search_can_be_asked_for(run, test_text):
     source = test_text[0]
     greedy = translate(run.path, source, DecodeConfig(beam=1))

@@ -32,6 +32,7 @@ def started(config, source, digest=""):
     return replace(config, train=replace(config.train, init_from=str(source.path), init_digest=digest))
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_all_weights_that_fit(text, source, tmp_path):
     config = keeping(started(tiny(text, seed=2, steps=2), source), "log")
     config = replace(config, model=replace(config.model, decoder_layers=2, ffn_dim=24))

@@ -70,6 +70,7 @@ def test_the_moving_average_is_the_one_of_the_equation(name):
     assert all(torch.equal(p, before) for p, before in own.items()), "the exchange is exact"
 
 
+@pytest.mark.slow
 def test_validations_and_the_best_weights_are_the_moving_averages(text, tmp_path):
     plain = train(keeping(tiny(text), "all"), tmp_path)
     folder = train(keeping(tiny(text, ema_decay=0.5), "all"), tmp_path)
@@ -131,11 +132,13 @@ def test_the_average_is_the_mean_of_the_last_validations_and_is_tested_beside_th
     assert weights_of(every).description == f"the best weights on dev, after step {every.status().best_step}"
 
 
+@pytest.mark.slow
 def test_fewer_validations_than_asked_for_are_all_averaged(text, tmp_path):
     folder = train(tiny(text, average_last=50), tmp_path)
     assert json.loads((folder.average / "state.json").read_text())["average"]["steps"] == [6, 12]
 
 
+@pytest.mark.slow
 def test_weights_of_another_run_are_not_averaged(text, tmp_path, monkeypatch):
     config = keeping(tiny(text, validate_every_steps=4, average_last=2), "")
     interrupt_at(monkeypatch, 9)

@@ -126,6 +126,7 @@ def test_a_layer_with_a_thousandfold_rate_is_found(prepared, tmp_path, monkeypat
     assert verdict["step"] == 2
 
 
+@pytest.mark.slow
 def test_a_branch_that_becomes_loud_is_found(prepared, tmp_path):
     now = [0]
 
@@ -154,6 +155,7 @@ def test_a_branch_that_becomes_loud_is_found(prepared, tmp_path):
     assert (verdict["rule"], verdict["module"], verdict["step"]) == ("range", BRANCH, FROM)
 
 
+@pytest.mark.slow
 def test_a_loss_that_jumps_and_stays_is_a_spike_and_no_module_is_blamed(prepared, tmp_path):
     def shifted(step, model, loss):
         sums = loss()
@@ -168,6 +170,7 @@ def test_a_loss_that_jumps_and_stays_is_a_spike_and_no_module_is_blamed(prepared
     assert reports[0]["verdict"]["sentence"].startswith("no module left its range: look at the data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [30, 100])
 def test_a_spike_that_training_recovers_from_is_a_note_and_costs_no_replay(
     prepared, tmp_path, monkeypatch, checkpoint
@@ -319,6 +322,7 @@ def test_a_diverged_run_has_a_report_before_its_last_checkpoint_is_written(text,
     assert folder.flights() == []
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_asked_and_keeps_all_else(text, tmp_path):
     config = tiny(text)
     folder = train(replace(config, machine=replace(config.machine, checkpoint_every_steps=5)), tmp_path)
@@ -339,6 +343,7 @@ def test_a_finished_run_can_be_asked_and_keeps_all_else(text, tmp_path):
     assert report["replay"] == {"from_step": 10, "checkpoint": True, "agrees": True}
 
 
+@pytest.mark.slow
 def test_of_a_run_that_trained_nothing_is_said_to_be_wrong(text, tmp_path, monkeypatch):
     folder = train(tiny(text), tmp_path)
     status = folder.status()
