@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -287,6 +288,14 @@ def test_a_clip_by_a_norm_that_the_script_computed_is_a_clip_of_the_step(bound):
     operations = setup_of("clip_by_known_norm", bound).step.operations
     (clip,) = [operation for operation in operations if operation.kind == "clip"]
     assert clip.largest_norm == float(bound)
+
+
+@pytest.mark.slow
+def test_a_clip_by_the_largest_entry_is_repeated_as_one():
+    setup = setup_of("clip_by_known_norm", "0.01", "--by-entries")
+    (clip,) = [operation for operation in setup.step.operations if operation.kind == "clip"]
+    assert (clip.largest_norm, clip.norm_type) == (0.01, math.inf)
+    assert failures("clip_by_known_norm", "0.01", "--by-entries") == []
 
 
 @pytest.mark.slow

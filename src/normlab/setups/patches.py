@@ -104,10 +104,12 @@ def _noted_clip(recorder: Recorder, call: Clip) -> AbstractContextManager[None]:
     it leaves, as a clip by the script's own code is.
     """
     with recorder.paused():
-        share = call.share
-    if share < 1:
-        return nullcontext()
-    return recorder.changing_gradients(Event("clip", call.parameters, largest_norm=float(call.largest_norm)))
+        if call.share < 1:
+            return nullcontext()
+        event = Event(
+            "clip", call.parameters, largest_norm=float(call.largest_norm), norm_type=call.norm_type
+        )
+    return recorder.changing_gradients(event)
 
 
 def _compile(recorder: Recorder, compile_: Any) -> Any:

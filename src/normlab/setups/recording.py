@@ -267,6 +267,8 @@ class Event:
     """For ``scale`` and ``assign``: the norm of all gradients after it."""
     largest_norm: float | None = None
     """For ``clip``: the norm that it clips to."""
+    norm_type: float = 2.0
+    """For ``clip``: the p of the p-norm that it clips."""
     has_gradients: bool = True
     """For ``step``: whether any parameter of the optimizer has a gradient."""
     rates: tuple[float, ...] = ()

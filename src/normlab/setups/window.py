@@ -70,6 +70,7 @@ class Operation:
     optimizer: int | None = None
     """For ``step``: its number among the optimizers of the setup; None if it is none of them."""
     largest_norm: float = 0.0
+    norm_type: float = 2.0
     factor: float = 1.0
 
     @classmethod
@@ -82,6 +83,7 @@ class Operation:
             parameters=[paths[id(p)] for p in changed if id(p) in paths],
             optimizer=numbers[0] if numbers else None,
             largest_norm=event.largest_norm or 0.0,
+            norm_type=event.norm_type,
             factor=1.0 if event.factor is None else event.factor,
         )
 
@@ -93,7 +95,8 @@ class Operation:
             scale: What a ``GradScaler`` has multiplied the loss by.
         """
         if self.kind == "clip":
-            nn.utils.clip_grad_norm_([parameters[path] for path in self.parameters], self.largest_norm)
+            clipped = [parameters[path] for path in self.parameters]
+            nn.utils.clip_grad_norm_(clipped, self.largest_norm, self.norm_type)
         elif self.kind == "zero":
             for path in self.parameters:
                 parameters[path].grad = None

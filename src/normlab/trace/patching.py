@@ -85,14 +85,29 @@ class Clip(NamedTuple):
     """The norm that all gradients have together, by which they are clipped."""
 
     @property
+    def rounding(self) -> float:
+        """How far, relatively, the norm may be off: torch computes it in the type of the gradients, which may
+        be a low precision.
+        """
+        return max(4 * torch.finfo(self.norm.dtype).eps, 1e-3)
+
+    @property
+    def norm_type(self) -> float:
+        """The p of the p-norm that is clipped: infinity or 1 if that is the norm of these gradients, and 2
+        otherwise.
+        """
+        for p in (2.0, math.inf, 1.0):
+            if math.isclose(norm_of(self.parameters, p), float(self.norm), rel_tol=self.rounding):
+                return p
+        return 2.0
+
+    @property
     def share(self) -> float:
         """The share that these gradients have in the norm: below 1 if it is that of further ones, too, as
         where a script clips part after part by the norm of all.
         """
-        own, norm = norm_of(self.parameters), float(self.norm)
-        # torch computes a norm in the type of the gradients, which may be a low precision
-        rounding = max(4 * torch.finfo(self.norm.dtype).eps, 1e-3)
-        return own / norm if 0 < own < norm * (1 - rounding) < math.inf else 1.0
+        own, norm = norm_of(self.parameters, self.norm_type), float(self.norm)
+        return own / norm if 0 < own < norm * (1 - self.rounding) < math.inf else 1.0
 
 
 AroundClip: TypeAlias = Callable[[Clip], AbstractContextManager[Any]]
@@ -121,9 +136,12 @@ def replace_clipping(stack: ExitStack, around: AroundClip) -> None:
     replace_clip_by_norm(clipping(clip, around))
 
 
-def norm_of(parameters: Iterable[Tensor]) -> float:
-    """Return the norm that the gradients of parameters have together."""
-    return sum(float(p.grad.double().norm()) ** 2 for p in parameters if p.grad is not None) ** 0.5
+def norm_of(parameters: Iterable[Tensor], p: float = 2.0) -> float:
+    """Return the p-norm that the gradients of parameters have together."""
+    norms = [float(x.grad.double().norm(p)) for x in parameters if x.grad is not None]
+    if math.isinf(p):
+        return max(norms, default=0.0)
+    return sum(norm**p for norm in norms) ** (1 / p)
 
 
 # ------------------------------------------------------------------------------------ training and evaluation

@@ -11,7 +11,6 @@ import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import is_dataclass
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, Final
@@ -42,7 +41,8 @@ def step_for_copies(step: Any, memo: dict[int, Any]) -> Any:
     Its globals are its own: what it counts there is not counted in the user's file.
 
     Args:
-        step: a function; anything else that can be called is made again only if it leads to what was copied.
+        step: a function or a partial. Any other object that can be called is returned as it is: it is handed
+            the model.
         memo: as that of ``lead_to_copies``.
     """
     return _Rebinding(memo).step_for_copies(step)
@@ -52,8 +52,8 @@ class _Rebinding:
     """Makes functions, and what they hold, again for copies, each once.
 
     Followed are what is called (functions, methods, partials, objects that can be called, such as those that
-    wrap a function), containers and dataclasses. Any other object is shared unless it was copied already: it
-    may lead anywhere, as a trainer leads to its data.
+    wrap a function) and containers. Any other object is shared unless it was copied already: it may lead
+    anywhere, as a trainer leads to its data.
     """
 
     def __init__(self, memo: dict[int, Any]) -> None:
@@ -80,8 +80,10 @@ class _Rebinding:
 
     def step_for_copies(self, step: Any) -> Any:
         """Make a step again, and lead what is copied on the way to copies, too."""
+        if id(step) in self._memo or not isinstance(step, (FunctionType, partial)):
+            return self._memo.get(id(step), step)
         self._note_copies()
-        if isinstance(step, FunctionType) and id(step) not in self._memo:
+        if isinstance(step, FunctionType):
             made = self._function(step, has_own_globals=True)
         else:
             made = self._for_copies(step)
@@ -252,11 +254,7 @@ def _held_by(value: Any) -> Iterator[Any]:
         yield from value
     elif isinstance(value, nn.Module):
         yield from (*value.modules(), *value.parameters(), *value.buffers())
-    elif (
-        (callable(value) or is_dataclass(value))
-        and not isinstance(value, type)
-        and hasattr(value, "__dict__")
-    ):
+    elif callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
         yield from vars(value).values()
 
 

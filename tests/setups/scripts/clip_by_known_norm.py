@@ -1,7 +1,7 @@
 """Gradients are clipped to the norm of the first argument, by a norm that the script has computed before.
 
-``--by-part`` clips the head apart from the others, by the norm of all. Mistake: ``--early`` clips before the
-second of two backward passes.
+``--by-part`` clips the head apart from the others, by the norm of all. With ``--by-entries`` the norm is the
+largest entry. Mistake: ``--early`` clips before the second of two backward passes.
 """
 
 import sys
@@ -19,7 +19,8 @@ others = [p for p in model.parameters() if all(p is not q for q in head)]
 
 
 def clip():
-    norm = get_total_norm([p.grad for p in model.parameters()])
+    kind = float("inf") if "--by-entries" in sys.argv else 2.0
+    norm = get_total_norm([p.grad for p in model.parameters()], kind)
     for part in (others, head) if "--by-part" in sys.argv else (others + head,):
         clip_grads_with_norm_(part, bound, norm)
 
