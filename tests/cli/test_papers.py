@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -20,14 +21,15 @@ from normlab.errors import UserError
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.bases import LAPTOP
 from normlab.papers.experiments import kept, planned_for, read_experiment
-from normlab.papers.finding import own_findings
-from normlab.papers.phrases import SCHEMA_VERSION
+from normlab.papers.finding import ANSWERS, own_findings
+from normlab.papers.phrases import SCHEMA_VERSION, TESTED_AND_OPEN
 from normlab.papers.regimes import RUNS_FILE, read_book
 from normlab.papers.results import write_reproduction
 from normlab.papers.trainings import Trainings
 from planned import TOY
 from report import reproductions
 from report.reproductions import ARTEFACT
+from reviewed_findings import REVIEWED
 
 COLUMNS = 100
 """The width of the list of findings, for a terminal of that many columns."""
@@ -123,6 +125,9 @@ def test_json_has_every_finding_with_its_effects_and_regimes(capsys, monkeypatch
     assert [one["id"] for one in content["artefacts"]] == list(papers.ARTEFACTS)
     first = content["findings"][0]
     assert first["answer"] == "supported"
+    answers = Counter(one["answer"] for one in content["findings"])
+    assert answers.keys() == {*ANSWERS, TESTED_AND_OPEN}
+    assert answers[TESTED_AND_OPEN] == sum(one.tested_and_open for one in REVIEWED.values())
     piece = first["evidence"][0]
     assert (piece["effect"], piece["regime"], piece["n"], piece["unit"]) == (
         "difference",

@@ -280,10 +280,12 @@ def counted(findings: Iterable[Reviewed]) -> str:
 def plain(reviewed: Reviewed) -> dict[str, Any]:
     """Return a finding with all of its evidence as plain data."""
     finding = reviewed.finding
-    words = ("id", "paper", "short", "says", "where", "published", "answer", "because", "needs")
+    sentence = ("id", "paper", "short", "says", "where", "published")
     return {
-        **{name: getattr(finding, name) for name in words},
-        "tested_and_open": reviewed.tested_and_open,
+        **{name: getattr(finding, name) for name in sentence},
+        "answer": answer(reviewed),
+        "because": finding.because,
+        "needs": finding.needs,
         "counts": {reading: reviewed.counts[reading] for reading in get_args(Reading)},
         "artefacts": list(finding.artefacts),
         "evidence": [_plain_evidence(piece) for piece in reviewed.evidence],
