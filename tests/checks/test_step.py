@@ -42,6 +42,7 @@ def faulty(before: str = "", between: str = "", after: str = "", divisor: float 
         "clip at once by known norm": lambda m, o: clip_by_norm_of_all(m, [m]),
         "clip blocks by known norm": lambda m, o: clip_by_norm_of_all(m, [m.blocks]),
         "clip blocks": lambda m, o: clip_grad_norm_(m.blocks.parameters(), 0.1),
+        "clip nothing": lambda m, o: clip_grad_norm_([], 0.1),
         "unscale": lambda m, o: [p.grad.div_(8) for p in m.parameters() if p.grad is not None],
         "eval": lambda m, o: m.eval(),
     }
@@ -149,6 +150,7 @@ def test_a_sound_step_sees_the_gradient_of_the_whole_batch(train_step: StepFunct
         faulty("zero,clip", "", "step", divisor=2),  # clipped before backward
         faulty("zero", "clip", "unscale,step", divisor=0.25),  # clipped before it is unscaled
         faulty("zero", "", "clip blocks,step"),  # a part is clipped
+        faulty("zero", "", "clip nothing,step"),  # such as parameters that were an iterator
         faulty("zero,clip by known norm", "", "step"),
         faulty("zero", "", "clip blocks by known norm,step"),
         faulty("eval,zero", "", "step"),  # in evaluation mode

@@ -296,9 +296,9 @@ def _noted_clip(seen: ObservedStep, call: Clip) -> Iterator[None]:
     share = call.share
     yield
     held, left = frozenset(map(id, call.parameters)), norm_of(call.parameters)
-    if held:
-        seen.clips.append(NotedClip(held, left, left / share))
-        seen.fresh -= held
+    # also if it is called without parameters: then it clips nothing, which is what a check must tell
+    seen.clips.append(NotedClip(held, left, left / share))
+    seen.fresh -= held
 
 
 @contextmanager
