@@ -35,7 +35,7 @@ PARSERS = {
     "base/rows.py": "json",
     "lab/training/translate.py": "numpy.load",
     **dict.fromkeys(
-        [f"trace/{name}.py" for name in ("kept", "optimizers", "reach", "rebinding")],
+        [f"trace/{name}.py" for name in ("kept", "reach", "rebinding")],
         "the content of an empty cell of a closure",
     ),
     "trials/change.py": "ast.literal_eval",

@@ -79,6 +79,7 @@ def test_a_limit_to_the_size_of_files(place, trained, capsys, monkeypatch):
     assert same_end(run, trained)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_by_then(place, trained, capsys, monkeypatch):
     with small_disk(place, "8m") as disk:
         filler = disk / "filler"
@@ -100,6 +101,7 @@ def test_a_disk_that_is_full_by_then(place, trained, capsys, monkeypatch):
         assert same_end(run, trained)
 
 
+@pytest.mark.slow
 def test_a_folder_that_may_no_longer_be_written(texts, trained, capsys, monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
         for path in texts.glob("*.txt"):

@@ -142,6 +142,7 @@ class Loop:
         return loss
 
 
+@pytest.mark.slow
 @each("trains", [True, False])
 def test_a_step_that_uses_the_original_is_not_judged(trains):
     torch.manual_seed(0)

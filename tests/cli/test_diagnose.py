@@ -98,6 +98,7 @@ def test_a_model_of_ones_own(here, capsys):
     assert (here / "pages" / "diagnosis-my_net_of_this_test.py-setup.html").exists()
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_is_stepped_by_ones_own_optimizer(here, capsys):
     assert main(["diagnose", "my_net_of_this_test.py:stepped", "--preset", "cheap"]) == 0
     assert "SGD, lr 0.25" in capsys.readouterr().out

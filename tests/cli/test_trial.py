@@ -125,6 +125,7 @@ def slow(seed=0):
 """
 
 
+@pytest.mark.slow
 def test_equal_commands_with_steps_give_equal_answers_on_a_slower_machine(here, capsys, monkeypatch):
     (here / "slow_trial_of_this_test.py").write_text(SLOW.format(module=FILE.removesuffix(".py")))
     monkeypatch.syspath_prepend(str(here))

@@ -110,8 +110,9 @@ def test_compiled_to_machine_code_equals_eager(config):
     compiled_equals_eager(config, "inductor")
 
 
+@pytest.mark.slow
 @inductor
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_dropout_compiles_too(backend):
     model = started(replace(DECODERS[0], decoder_layers=1, attention_dropout=0.2, ffn_dropout=0.2))
     torch._dynamo.reset()

@@ -68,6 +68,7 @@ def test_every_study_of_the_preset_gives_its_table(seen):
     assert seen.peak_memory_bytes > 1e7
 
 
+@pytest.mark.slow
 def test_findings_rest_on_the_tables(seen):
     (found,) = [f for f in seen.findings if f.name == "placement" and f.sentence.startswith("decoder")]
     assert found.numbers == {"layers": 3, "sublayers": 9, "post": 9}

@@ -77,6 +77,7 @@ def test_a_copy_differs_in_nothing(of_whole, copy):
     assert differences(of_whole, outcome(RunFolder(copy))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "edit"), EDITS.items(), ids=list(EDITS))
 def test_an_edit_is_seen(of_whole, copy, name, edit):
     edit(copy)

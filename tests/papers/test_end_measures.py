@@ -109,6 +109,7 @@ def test_gradients_are_those_of_the_mean_over_mini_batches(runs):
     assert entry["gradients"]["grad_l2"]["decoder"]["ffn ffn_out"][1] == pytest.approx(apart, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_updates_are_the_moves_of_the_kept_weights(runs):
     folder = runs["pre"]
     entries = measure_run(folder, ["updates"])

@@ -142,6 +142,7 @@ def test_charts_follow_the_window(desk: "sync_api.Page") -> None:
     desk.wait_for_function("document.querySelector('.chart svg').getBoundingClientRect().width > 340")
 
 
+@pytest.mark.slow
 def test_the_mode_can_be_switched(desk: "sync_api.Page") -> None:
     line = "document.querySelector('.chart[data-chart=dev-bleu] .mark-line path').getAttribute('stroke')"
     before = desk.evaluate(line)

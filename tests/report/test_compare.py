@@ -94,6 +94,7 @@ def test_every_number_of_the_results_leads_to_its_runs(html: str, comparison: Co
     assert all(cells)
 
 
+@pytest.mark.slow
 def test_order_of_the_page(html: str) -> None:
     anchors = [
         "glance",
@@ -160,6 +161,7 @@ def test_test_text_that_was_seen_before_is_said_with_its_share(comparison: Compa
     assert words("recipe")["apart"] not in body
 
 
+@pytest.mark.slow
 def test_the_method_says_how_each_score_was_computed(
     html: str, otherwise: str, comparison: Comparison
 ) -> None:

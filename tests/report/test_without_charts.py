@@ -133,6 +133,7 @@ def test_every_text_outside_the_charts_is_there(
     assert missing == []
 
 
+@pytest.mark.slow
 @each("name", PAGES)
 def test_a_table_stands_in_the_place_of_each_chart(
     with_charts: dict[str, Read], without: dict[str, Read], name: str

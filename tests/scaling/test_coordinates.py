@@ -161,6 +161,7 @@ def test_standard_parametrisation_is_shown_as_what_it_is(standard):
     assert {(row.slope, row.low, row.high, row.right) for row in rates} == {(0.0, 0.0, 0.0, None)}
 
 
+@pytest.mark.slow
 def test_rows_are_by_role_and_by_module_and_plain(standard):
     plain = json.loads(json.dumps(standard.to_dict(), allow_nan=False))
     assert plain["fault"]["module"] == "h.0.attn.c_attn"

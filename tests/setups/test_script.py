@@ -127,15 +127,8 @@ def test_micro_batches_of_several_shapes_are_held_to_the_mean_over_all_their_tar
     assert failures("counting_targets", "--of-each", "--by", by)[0] == ("step", "step")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        pytest.param(["--dynamic"], marks=pytest.mark.slow),
-        pytest.param(["--bf16"], marks=pytest.mark.slow),
-        ["--dynamic", "--bf16"],
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [[], ["--dynamic"], ["--bf16"], ["--dynamic", "--bf16"]])
 def test_a_count_of_the_window_is_one_number_in_any_shape_and_precision(arguments):
     assert failures("counting_before", *arguments) == []
     assert failures("counting_before", "--of-each", *arguments)[0] == ("step", "step")

@@ -165,6 +165,7 @@ def test_a_run_is_exported_with_its_tokenizer(run, tmp_path, capsys):
     assert str(out) in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_with_a_tokenizer_of_others_is_exported_with_it(tmp_path, capsys):
     import transformers
 
@@ -182,6 +183,7 @@ def test_a_run_with_a_tokenizer_of_others_is_exported_with_it(tmp_path, capsys):
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
+@pytest.mark.slow
 def test_samples_differ_by_seed_and_not_by_call(run, capsys):
     said = []
     for seed in ("1", "1", "2"):

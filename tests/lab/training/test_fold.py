@@ -66,6 +66,7 @@ def test_the_folder_is_a_run_that_gives_the_same_translations(text, run, folded)
     assert from_json(module.FoldResult, (plain.path / "fold.json").read_text()) == result
 
 
+@pytest.mark.slow
 def test_the_configuration_is_a_recipe_of_plain_parts(run, folded):
     result, plain = folded
     config = plain.config()

@@ -61,6 +61,7 @@ def test_threads_are_those_of_the_run_unless_others_are_asked_for(run, monkeypat
     assert asked == [1, 3, 2, 0]
 
 
+@pytest.mark.slow
 def test_order_and_empty_lines_stay(run, test_text):
     source = test_text[0][:6]
     once = translate(run.path, source)
