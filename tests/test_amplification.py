@@ -34,6 +34,7 @@ def test_every_case_is_measured_once():
     assert wanted <= set(done), f"type: {AGAIN} --write"
 
 
+@pytest.mark.slow
 def test_at_least_ten_seeds_each_and_intervals_as_narrow_as_wanted():
     for name in amplification.FAMILIES:
         grown = amplification.growths(KEPT, name, "random", amplification.RATE)

@@ -97,6 +97,7 @@ def test_a_full_disk_is_still_an_error_of_what_is_printed(monkeypatch):
     assert os.strerror(errno.ENOSPC) in failed
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_ignored(place, trained):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -30,6 +30,7 @@ def test_a_run_without_status_goes_on_from_its_checkpoint(run, trained):
     assert (run / MODEL).read_bytes() == (trained / run.name / MODEL).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_damaged_line_that_was_deleted_stops_nothing(run, trained, capsys):
     before("metrics.jsonl", "rubbish")(run)
     assert "metrics.jsonl" in refused(GOOD, capsys)

@@ -139,6 +139,7 @@ class _nobody:
 # ------------------------------------------------------------------------------------- somebody else is there
 
 
+@pytest.mark.slow
 def test_another_process_is_in_the_folder(run, trained, capsys):
     here = socket.gethostname()
     command = [sys.executable, "-S", "-c", HOLD, str(run / "lock"), f"{here} 4712"]

@@ -177,6 +177,7 @@ def test_passes_of_a_part_are_counted(kind: type[Training], divisor: int):
     assert report.ok == (divisor == 2)
 
 
+@pytest.mark.slow
 def test_a_part_in_evaluation_mode_is_seen():
     def step(model: nn.Module, ids: Tensor, optimizer: Any, scheduler: Any) -> None:
         model.eval()

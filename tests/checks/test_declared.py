@@ -44,6 +44,7 @@ def tags(model: nn.Module, ids: Tensor) -> Tensor:
     return F.cross_entropy(model(ids).transpose(1, 2), ids * 7 % 23)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks_back", [True, False])
 def test_a_model_without_positions_is_declared(*, looks_back: bool):
     with_them, without = (

@@ -166,6 +166,7 @@ def test_a_detached_scale_is_named_with_its_module_unless_it_is_declared(cut: An
     assert "blocks.1.up" not in report.failures[0].evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 def test_what_a_library_detaches_is_a_note(cut: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("normlab.checks.gradients.is_installed", lambda file: file == __file__)
@@ -174,6 +175,7 @@ def test_what_a_library_detaches_is_a_note(cut: Any, monkeypatch: pytest.MonkeyP
     assert [n.module for n in report.notes] == ["blocks.1.up"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("added", "holds"),
     [
@@ -226,6 +228,7 @@ def optimizers(*parts: str) -> Any:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "holds"), [(["probe"], True), ([], False), (["blocks"], False)])
 def test_what_a_probe_with_its_own_optimizer_reads_is_a_constant(parts: list[str], *, holds: bool):
     torch.manual_seed(0)
@@ -247,6 +250,7 @@ def test_a_part_that_is_detached_beside_another_is_no_term_of_the_loss():
     assert report.notes
 
 
+@pytest.mark.slow
 def test_a_cut_term_that_is_stacked_with_others_is_found():
     def stacked(model: nn.Module, ids: Tensor) -> Tensor:
         logits = model(ids[:, :-1])
@@ -273,6 +277,7 @@ def test_nothing_changes_where_a_graph_is_left_whole():
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_a_straight_through_gradient_and_an_attached_one_are_noted():
     def rounded(block: nn.Module, x: Tensor) -> Tensor:
         y = block.norm(x)
@@ -634,6 +639,7 @@ def test_signs_that_add_up_to_nothing_over_the_rows_are_no_cut():
     assert first(report_of("gradients", model=model, batches=(ids, far), loss=loss)) == ("", "")
 
 
+@pytest.mark.slow
 def test_a_divergence_from_what_is_detached_defines_the_loss():
     def loss(model: nn.Module, ids: Tensor) -> Tensor:
         logits = model(ids[:, :-1])

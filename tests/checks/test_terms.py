@@ -90,12 +90,14 @@ def balanced(model: Any, ids: Tensor) -> Tensor:
     return loss_of(model, ids) + 0.01 * model.blocks[1].uneven
 
 
+@pytest.mark.slow
 @each("weigh", [divided_by_itself, divided_with_eps, softmax_of_one])
 def test_a_router_whose_weight_is_constant_is_named(weigh: Weigh):
     report = report_of("gradients", model=Mixture(weigh), loss=balanced)
     assert first(report) == ("gradients", "blocks.1.router.weight")
 
 
+@pytest.mark.slow
 @each("weigh", [as_it_is, two_that_sum_to_one, straight_through])
 def test_a_router_that_the_cross_entropy_trains_is_sound(weigh: Weigh):
     report = report_of("gradients", model=Mixture(weigh), loss=balanced)
@@ -117,6 +119,7 @@ class AttachesItsBalance(Mixture):
         return Attach.apply(logits, 0.01 * self.blocks[1].uneven)
 
 
+@pytest.mark.slow
 @each(("weigh", "failing"), [(divided_with_eps, 1), (as_it_is, 0), (two_that_sum_to_one, 0)])
 def test_a_term_that_is_attached_on_the_way_back_is_another_term(weigh: Weigh, failing: int):
     assert len(report_of("gradients", model=AttachesItsBalance(weigh)).failures) == failing

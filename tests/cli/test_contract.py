@@ -178,6 +178,7 @@ def test_whatever_a_budget_holds_is_a_document(setups, capsys, budget):
     assert code != 4 or any(one["applies"] for one in document["skipped"])
 
 
+@pytest.mark.slow
 @each(
     "typed",
     [

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from normlab.cli.main import main
 from normlab.lab.tasks.scores import corpus_bleu
 
@@ -36,6 +38,7 @@ def test_score_has_the_tokens_of_the_language(tmp_path, capsys):
     assert f"{far}: {better - worse:+.2f} BLEU" in out
 
 
+@pytest.mark.slow
 def test_score_says_whether_a_difference_may_be_chance(tmp_path, capsys):
     references = [f"{'a b c d e f g h'[: 2 * (i % 7) + 3]} {i}" for i in range(40)]
     for name, lines in {"ref": references, "good": references, "bad": ["a b c x"] * 40}.items():

@@ -51,6 +51,7 @@ def test_trial_of_a_module(folder, capsys):
     assert json.loads(capsys.readouterr().out)["trials"]
 
 
+@pytest.mark.slow
 def test_diagnose(folder, capsys, tmp_path_factory):
     before, out = hashes(folder), tmp_path_factory.mktemp("out")
     assert main(["diagnose", "door_sized.py", "--preset", "cheap", "--out", str(out), "--json"]) == 0
@@ -101,6 +102,7 @@ def test_watch_trains_to_the_end_and_writes_a_page(folder, capsys):
     assert losses[9] < losses[0]
 
 
+@pytest.mark.slow
 def test_watch_of_a_module(folder, capsys):
     assert main(["watch", "-m", "door_sized", "--", "--steps", "4"]) == 0
     assert (folder / "watch" / "watch.html").is_file()
@@ -115,6 +117,7 @@ def test_a_warning_of_the_watch_is_printed_as_its_sentence():
         assert "watcher.py" in warnings.formatwarning(UserWarning("other"), UserWarning, *place)
 
 
+@pytest.mark.slow
 def test_watch_ends_with_what_went_wrong_first(folder, capsys):
     file = folder / "door_sized.py"
     file.write_text(file.read_text().replace("lr=3e-3", "lr=1e30"))
@@ -127,6 +130,7 @@ def test_watch_ends_with_what_went_wrong_first(folder, capsys):
     assert last.endswith("page: watch/watch.html")
 
 
+@pytest.mark.slow
 def test_watch_writes_the_page_of_a_script_that_raises(folder, capsys):
     assert main(["watch", "door_sized.py", "--", "--fail-at", "4"]) == 2
     said = capsys.readouterr()

@@ -92,6 +92,7 @@ def test_a_finished_run_says_both_scores_and_why_it_ended(folder, runs, capsys):
     assert "average of" in page
 
 
+@pytest.mark.slow
 def test_an_edited_average_is_named(folder, runs, capsys):
     state = folder.average / "state.json"
     whole = state.read_text()
@@ -102,6 +103,7 @@ def test_an_edited_average_is_named(folder, runs, capsys):
     assert str(state) in "".join(err.split())
 
 
+@pytest.mark.slow
 def test_translate_says_which_weights_it_uses(folder, runs, capsys):
     run, text = folder.path.name, str(runs / "text" / "test_src.txt")
     for words, which in (
@@ -127,6 +129,7 @@ def test_translate_says_which_weights_it_uses(folder, runs, capsys):
     assert re.search(r"\bstep 3;.* 0, 1, 2, 4;", err)
 
 
+@pytest.mark.slow
 def test_a_start_from_another_run_is_said(folder, runs, capsys):
     words = ["--config", "config.json", "--out", "runs", "--steps", "1", "--encoder-layers", "2"]
     code, out, _ = said(capsys, "train", *words, "--init-from", folder.path.name[:8])

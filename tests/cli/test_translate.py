@@ -167,6 +167,7 @@ NO_BEAM = (
 )
 
 
+@pytest.mark.slow
 @each(
     ("typed", "sentence"),
     [

@@ -49,6 +49,7 @@ def here(tmp_path, monkeypatch):
     sys.modules.pop("train_trial_of_this_test", None)
 
 
+@pytest.mark.slow
 def test_a_file_is_tried_and_the_answer_printed_first(here, capsys):
     assert main(["trial", f"{FILE}:setup", *BRIEF, "--out", "trial.html", "--folder", "kept"]) == 0
     out, err = capsys.readouterr()
@@ -59,6 +60,7 @@ def test_a_file_is_tried_and_the_answer_printed_first(here, capsys):
     assert (here / "kept" / "trials.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_json_holds_the_answer_and_all_trials(here, capsys):
     rates = ["--rates", "0.02", "0.04", "--change", "betas=0.5,0.9", "--change", "warmup=100"]
     assert main(["trial", f"{FILE}:setup", *BRIEF, *rates, "--json"]) == 0

@@ -141,6 +141,7 @@ def test_a_model_under_data_parallelism_is_diagnosed_as_the_one_inside():
     assert wrapped.findings == plain.findings
 
 
+@pytest.mark.slow
 def test_only_what_is_trained_has_updates():
     found = ended(adapted())
     paths = found.tables["updates"].column("parameter")

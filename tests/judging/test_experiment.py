@@ -82,6 +82,7 @@ def test_a_changed_file_makes_new_runs(here):
         assert changed.baseline.id != first.baseline.id
 
 
+@pytest.mark.slow
 def test_a_module_beside_the_script_is_one_of_its_files(here):
     (here / "model.py").write_text("width = 8\n")
     (here / "train.py").write_text("import model\n" + SCRIPT.read_text())
@@ -103,6 +104,7 @@ def test_an_exit_code_that_a_power_cut_has_left_empty_is_none(here):
     assert answer_of(again.to_dict()) == answer_of(first.to_dict())
 
 
+@pytest.mark.slow
 def test_runs_that_diverge_are_results(here):
     answer = run("--gain=0.05 --diverges=2")
     outcomes = [row["candidate"]["outcome"] for row in answer.to_dict()["rows"]]
@@ -113,6 +115,7 @@ def test_runs_that_diverge_are_results(here):
     assert [run.outcome for run in crashed.runs["candidate"]][:3] == ["trained", "failed", "trained"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_is_killed_once_is_tried_again(here, jobs):
     answer = run("--gain=0.05 --killed=2 --times=1", jobs=jobs)
@@ -310,6 +313,7 @@ def test_kept_runs_of_the_same_words_with_other_files_are_told_apart(here):
     assert len(normlab.judge("runs/judge").changes) == 4
 
 
+@pytest.mark.slow
 def test_kept_runs_are_read_before_there_is_an_answer(here):
     run()
     (here / "runs/judge/judge.json").unlink()

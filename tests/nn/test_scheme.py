@@ -78,6 +78,7 @@ def test_what_look_linear_may_not_be_combined_with(choices, reason):
     assert SCHEMES["xavier"].conflict(replace(CONFIG, **choices)) is None
 
 
+@pytest.mark.slow
 @each("scheme", SCHEMES)
 @each(
     "config",

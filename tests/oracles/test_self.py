@@ -325,6 +325,7 @@ def full_model(method: str, norm_name: str, activation: str) -> Callable[[comple
     return lambda t: (readout * run_stack(method, X + t * move, subs, stack)).sum()
 
 
+@pytest.mark.slow
 @each(
     ("method", "norm_name", "activation"),
     pairwise(["post", "pre", "residual", "normformer"], NORMS, ["gelu", "swiglu"]),

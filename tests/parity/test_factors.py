@@ -74,6 +74,7 @@ def alone(stack: str, singles: Tensor) -> Tensor:
     return torch.stack(layers if stack == "enc" else layers[::-1], 1)
 
 
+@pytest.mark.slow
 def test_gains_of_subln():
     check("subln", SUBLN["hyper.pairs"], below(SUBLN, "gain.pair."))
     for stack in ("enc", "dec"):

@@ -75,6 +75,7 @@ def test_of_many_recipes_the_band_shows_only_in_focus() -> None:
     assert many["condition"][1]["value"] > 0
 
 
+@pytest.mark.slow
 def test_one_seed_has_no_band() -> None:
     assert "area" not in layers(run("pre", "a", fall(50)))
 

@@ -108,6 +108,7 @@ def small(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     return script
 
 
+@pytest.mark.slow
 def test_a_row_that_is_stopped_goes_on_and_is_kept(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -56,12 +56,14 @@ def shifting() -> Transfer:
     return asked()
 
 
+@pytest.mark.slow
 def test_a_rate_that_goes_with_one_over_the_width_shifts_by_a_half_a_doubling(shifting: Transfer):
     assert shifting.verdict == "shifts"
     assert shifting.first.slope is not None
     assert shifting.first.slope.value == pytest.approx(0.5, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_same_model_with_its_own_rule_carries():
     found = asked(scaled)
     assert found.verdict == "carries"
@@ -183,6 +185,7 @@ def test_a_budget_is_kept_and_says_what_it_holds(monkeypatch: pytest.MonkeyPatch
     assert set(map(str, tried(short))) <= set(map(str, tried(full)))
 
 
+@pytest.mark.slow
 def test_what_comes_before_the_trials_and_what_a_killed_one_takes_is_spent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -212,6 +215,7 @@ def test_what_comes_before_the_trials_and_what_a_killed_one_takes_is_spent(
     assert 1150 < clock.now <= 1200 + kills * (journal.MARK_S + 1.6)  # a step of the larger takes 1.6 s
 
 
+@pytest.mark.slow
 def test_a_call_again_says_what_is_kept_and_what_is_not(tmp_path: Path):
     plans = list[str]()
     words: dict[str, Any] = {"widths": (4, 8), "rates": RATES, "folder": tmp_path, "announce": plans.append}
@@ -224,6 +228,7 @@ def test_a_call_again_says_what_is_kept_and_what_is_not(tmp_path: Path):
     assert "the 20 " in plans[2]
 
 
+@pytest.mark.slow
 def test_sizes_are_added_to_a_folder_that_has_one_of_them(tmp_path: Path):
     asked(widths=(4, 16), folder=tmp_path)
     before = (tmp_path / "trials.jsonl").read_text()
@@ -273,6 +278,7 @@ def test_the_coordinate_check_takes_a_tenth_of_the_budget_at_most(
     assert tried(none)
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_says_why_and_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def fails(*_: Any) -> None:
         raise error
@@ -306,6 +312,7 @@ def test_a_budget_that_holds_nothing_is_said_so_before_the_first_trial(monkeypat
     assert not tried(found)
 
 
+@pytest.mark.slow
 def test_fewer_steps_come_before_fewer_sizes(monkeypatch: pytest.MonkeyPatch):
     clock, plans = Clock(monkeypatch), list[str]()
     whole = sum(6 * 2 * 64 * 0.1 * width for width in WIDTHS)

@@ -188,6 +188,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("number", [1, 2])
 def test_each_optimizer_of_several_is_checked_with_its_own_loss(tmp_path, order, number):
@@ -214,6 +215,7 @@ for step in range(8):
 """
 
 
+@pytest.mark.slow
 def test_parameters_of_a_module_that_another_optimizer_holds_are_covered(tmp_path):
     steps = """
     optimizers[0].step()
@@ -227,12 +229,14 @@ def test_parameters_of_a_module_that_another_optimizer_holds_are_covered(tmp_pat
         assert "optimizer_coverage" in report.holds
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_is_not_there_is_refused(tmp_path):
     code = GAN.format(order=ORDERS["critic"])
     with pytest.raises(UserError, match="3"), recorded(tmp_path, code, optimizer=3):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zeroed", ["body", "head", "model"])
 def test_gradients_that_one_of_two_optimizers_keeps_are_seen(tmp_path, zeroed):
     steps = f"""
@@ -245,6 +249,7 @@ def test_gradients_that_one_of_two_optimizers_keeps_are_seen(tmp_path, zeroed):
         assert failed[:1] == ([] if zeroed == "model" else ["step"])
 
 
+@pytest.mark.slow
 def test_gradients_that_another_loss_adds_to_are_zeroed_in_time(tmp_path):
     code = GAN.format(order=ORDERS["critic"])
     for number in (1, 2):
@@ -274,6 +279,7 @@ ALONE = """model(x).pow(2).mean().backward()
     (probe(h) - y).pow(2).mean().backward()"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [SHARED, ALONE])
 def test_a_probe_with_an_optimizer_of_its_own_is_tested_with_what_it_reads(tmp_path, passes):
     with recorded(tmp_path, PROBED.format(passes=passes, every=1)) as named:
@@ -285,6 +291,7 @@ def test_a_probe_with_an_optimizer_of_its_own_is_tested_with_what_it_reads(tmp_p
         assert report.ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [SHARED, ALONE])
 def test_the_loss_of_what_no_optimizer_steps_yet_is_no_part_of_a_step(tmp_path, passes):
     with recorded(tmp_path, PROBED.format(passes=passes, every=2)) as named:
@@ -364,6 +371,7 @@ for step in range(8):
 """
 
 
+@pytest.mark.slow
 def test_weights_that_a_script_changes_within_a_step_are_named_with_their_line(tmp_path):
     with recorded(tmp_path, SHARP) as named:
         assert named.setup.cannot.keys() == {"step"}
@@ -417,6 +425,7 @@ SCALED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reduced", "scaled", "factor"), SCALED.values(), ids=SCALED)
 def test_what_a_loss_is_multiplied_by_is_no_part_of_it(tmp_path, reduced, scaled, factor):
     with recorded(tmp_path, ACCUMULATED.format(reduced=reduced, scaled=scaled)) as named:

@@ -252,6 +252,7 @@ def test_what_a_script_has_replaced_is_put_back(changed):
     assert torch.equal(module.weight, before)
 
 
+@pytest.mark.slow
 def test_a_large_buffer_is_not_kept_and_the_report_names_it(tmp_path, monkeypatch):
     monkeypatch.setattr(module_state, "MOST_BYTES", 100)
     (tmp_path / "train.py").write_text(CODEBOOK)

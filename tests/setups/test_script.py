@@ -95,6 +95,7 @@ def test_modules_that_no_module_holds_have_the_names_of_the_script():
     assert names == {"encoder", "decoder", "head"}
 
 
+@pytest.mark.slow
 def test_of_a_step_that_cannot_be_computed_again_only_what_needs_no_pass_is_tested():
     setup = setup_of("counting")
     assert re.search(r"Counting in counting\.py:\d+", setup.cannot["loss"])

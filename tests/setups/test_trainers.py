@@ -114,6 +114,7 @@ def test_a_model_is_no_trainer():
         normlab.watch(nn.Linear(2, 2))
 
 
+@pytest.mark.slow
 @QUIET
 @pytest.mark.parametrize("name", ["door_trainer", "door_lightning"])
 @pytest.mark.parametrize("batches", [1, 5])

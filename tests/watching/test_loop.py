@@ -188,6 +188,7 @@ def test_a_loss_of_several_numbers_is_trained_as_without_a_watch(tmp_path):
     assert torch.equal(trained(watched=True), trained(watched=False))
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_too_high_ends_with_a_report(tmp_path):
     with pytest.warns(UserWarning, match="flight recorder: "):
         *_, watch = looped(tmp_path, steps=40, lr=3.0, every_steps=20)

@@ -55,6 +55,7 @@ class Pair(Small):
         return logits, nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
+@pytest.mark.slow
 def test_the_loss_in_a_tuple_is_seen(tmp_path):
     torch.manual_seed(0)
     model = Pair()

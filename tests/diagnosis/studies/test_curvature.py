@@ -197,6 +197,7 @@ def test_adams_first_step_on_a_parabola_is_raised_from_twice_the_distance():
     assert row["value"] == pytest.approx(0.6, rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [SGD, ADAM], ids=["sgd", "adam"])
 def test_it_is_where_a_scan_of_real_steps_first_raises_the_loss(make):
     subject = translating("post")

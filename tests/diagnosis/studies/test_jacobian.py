@@ -75,6 +75,7 @@ def test_rows_are_those_of_every_token_taken_alone(placement):
             assert row["spectral"] == pytest.approx(row["exact"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_appendix_f_two_thirds_behind_the_feed_forward_sum():
     subjects = theory_setting("post", layers=2, dim=64, ffn_dim=64, seeds=12)
     tables = [jacobian(subject, tokens=6) for subject in subjects]

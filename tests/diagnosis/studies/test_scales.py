@@ -85,6 +85,7 @@ def test_lemma_2_post_is_the_same_in_every_layer(dim, ffn_dim):
     assert 1 + ffn_gain(dim, ffn_dim) == pytest.approx(predicted)
 
 
+@pytest.mark.slow
 def test_lemma_2_pre_lies_between_its_bounds():
     subjects = theory_setting("pre", layers=4, dim=48, ffn_dim=48, seeds=8)
     seeds = of(subjects, "after", "ffn")

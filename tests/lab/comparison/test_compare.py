@@ -346,6 +346,7 @@ def test_one_recipe_under_two_names_is_refused(text, tmp_path):
         plan(request_of(text, tmp_path, recipes=("pre", "post", "pre+layernorm")))
 
 
+@pytest.mark.slow
 def test_cores_are_shared_among_the_jobs(text, tmp_path, in_process, monkeypatch):
     monkeypatch.setattr("normlab.lab.training.jobs.usable_cores", lambda: 8)
     base = tiny(text)

@@ -28,6 +28,7 @@ def made_pairs(count=1000, seed=0, longest=40):
     return pairs_of(source, target)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=120),

@@ -111,6 +111,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "why"), DAMAGED.values(), ids=list(DAMAGED))
 def test_the_checkpoint_before_it_is_used(text, run, whole, capsys, damage, why):
     damage(run.path)
@@ -129,6 +130,7 @@ def test_the_checkpoint_before_it_is_used(text, run, whole, capsys, damage, why)
     assert {p.name: p.read_bytes() for p in (run.path / "last.refused").iterdir()} == refused
 
 
+@pytest.mark.slow
 def test_a_last_checkpoint_that_is_gone_is_one_that_cannot_be_used(text, run, whole, capsys):
     shutil.rmtree(run.last)
     train(config_of(text), run.path.parent)
@@ -172,6 +174,7 @@ def first_row_alone(path: Path) -> None:
     path.write_text(path.read_text().partition("\n")[0] + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "lose", "why"),
     [
@@ -198,6 +201,7 @@ def test_without_rows_that_are_gone_it_goes_on_when_somebody_says_so(text, run, 
     assert again[0]["step"] == 10, "from the last checkpoint on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "probes.jsonl"])
 def test_rows_that_are_cut_short_are_made_again_from_the_checkpoint_before(text, run, whole, capsys, name):
     rows = [json.loads(line) for line in (run.path / name).read_text().splitlines()]
@@ -207,6 +211,7 @@ def test_rows_that_are_cut_short_are_made_again_from_the_checkpoint_before(text,
     assert held(run) == held(whole)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_its_manifest_is_not_gone_on_with(text, run, whole, capsys):
     state = run.last / "state.json"
     content = json.loads(state.read_text())
@@ -217,6 +222,7 @@ def test_a_checkpoint_without_its_manifest_is_not_gone_on_with(text, run, whole,
     assert held(run) == held(whole)
 
 
+@pytest.mark.slow
 def test_a_folder_in_the_place_of_the_state_is_not_gone_on_with(text, run, whole, capsys):
     state = run.last / "state.json"
     state.unlink()

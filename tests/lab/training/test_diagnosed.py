@@ -79,6 +79,7 @@ def test_a_configuration_is_taken_at_its_start_on_its_own_text(text, tmp_path):
     assert all(b.source.numel() + b.target_in.numel() <= SMALL_TOKENS for b in source.mini_batches())
 
 
+@pytest.mark.slow
 def test_a_configuration_that_leaves_the_precision_open_has_a_name_for_each_start(text, trained, tmp_path):
     config = tiny(text, "pre")
     config = replace(config, train=replace(config.train, precision="auto"))

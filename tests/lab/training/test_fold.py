@@ -115,6 +115,7 @@ def test_the_command_prints_what_was_measured(run, tmp_path, capsys, monkeypatch
         assert main(command) == 0, (command, capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_a_language_model_is_folded(tmp_path):
     config = tiny_language_model(write_plain(tmp_path), "deepnorm", steps=2)
     result = fold(train(config, tmp_path / "runs"), tmp_path / "plain")

@@ -13,6 +13,7 @@ from normlab.lab.data.parallel import prepare
 from normlab.lab.runs import RunFolder
 
 
+@pytest.mark.slow
 def test_a_node_that_would_not_train_the_same_run_says_why(text, tmp_path):
     pytest.importorskip("ray", reason="needs Ray: pip install 'normlab[cluster]'")
     from normlab.lab.training.ray import Host

@@ -45,6 +45,7 @@ def test_why_a_run_ends(given, step, waited, next_lr, why):
     assert why_stop(config(**given), step=step, waited=waited, next_lr=next_lr) == why
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_its_patience_does(text, tmp_path, monkeypatch):
     bleus = iter([1.0, 5.0, 4.0, 5.0, 3.0, 2.0])
     nlls = iter([3.0, 2.0, 1.9, 2.1, 2.2, 2.3])
@@ -61,6 +62,7 @@ def test_a_run_ends_when_its_patience_does(text, tmp_path, monkeypatch):
     assert train(given, tmp_path).status() == status, "done"
 
 
+@pytest.mark.slow
 def test_patience_goes_on_where_a_run_was_interrupted(text, tmp_path, monkeypatch):
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: 0.0)
     monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (3.0, 1.0))
@@ -147,6 +149,7 @@ def test_a_run_that_is_killed_at_its_early_end_writes_no_row_twice(text, tmp_pat
         assert replace(parts.status(), train_seconds=0.0) == replace(status, train_seconds=0.0)
 
 
+@pytest.mark.slow
 def test_a_validation_that_is_not_finite_ends_a_run_where_a_resumed_one_ends(text, tmp_path, monkeypatch):
     """Between two rows of training."""
     monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (float("nan"), 1.0))

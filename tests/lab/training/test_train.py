@@ -103,6 +103,7 @@ def test_the_same_run_is_never_done_twice_and_the_data_is_prepared_once(text, tm
     assert len(list((tmp_path / "data").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_checkpoints_keep_the_best_and_the_last(text, tmp_path, monkeypatch):
     bleus = iter([1.0, 3.0, 2.0])
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: next(bleus))
@@ -115,6 +116,7 @@ def test_checkpoints_keep_the_best_and_the_last(text, tmp_path, monkeypatch):
     assert folder.status().best_dev["bleu"] == 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("best_by", "bleus", "nlls", "best"),
     [

@@ -90,6 +90,7 @@ def test_blocks_and_text_change_the_id_and_paths_do_not(plain, tmp_path):
     assert run_id(moved) == run_id(config) != run_id(longer)
 
 
+@pytest.mark.slow
 def test_the_built_in_corpus_serves_where_no_text_is_given(plain, tmp_path):
     data = replace(plain, train_text="", dev_text="", test_text="", builtin="dates-de-en", builtin_pairs=50)
     folder = train(tiny_language_model(data, steps=4), tmp_path)
@@ -117,6 +118,7 @@ def test_its_time_is_measured(plain, tmp_path):
     assert seconds.run > 12 * seconds.step + 2 * seconds.validation
 
 
+@pytest.mark.slow
 def test_what_needs_translations_refuses_it(plain, tmp_path):
     folder = train(tiny_language_model(plain, steps=2), tmp_path / "runs")
     with pytest.raises(ValueError, match=r"\blanguage_model, .*run sample"):

@@ -26,6 +26,7 @@ def first_losses(config, root, steps=3):
     return start, [trainer.step().values[0].item() for _ in range(steps)]
 
 
+@pytest.mark.slow
 def test_seeds_change_only_what_they_are_for(text, tmp_path):
     config = tiny(text)
     start, losses = first_losses(config, tmp_path / "a")

@@ -58,6 +58,7 @@ def test_a_run_starts_from_all_weights_that_fit(text, source, tmp_path):
     assert folder.status().step == 2, "steps begin anew"
 
 
+@pytest.mark.slow
 def test_the_id_holds_the_weights_and_not_where_they_lie(text, source, tmp_path):
     config = tiny(text, steps=2)
     moved = tmp_path / "elsewhere"

@@ -91,6 +91,7 @@ def test_validations_and_the_best_weights_are_the_moving_averages(text, tmp_path
     assert all(torch.equal(w, weights(folder.last)[n]) for n, w in weights(plain.last).items())
 
 
+@pytest.mark.slow
 def test_steps_that_are_done_again_leave_the_moving_average_alone(text, tmp_path):
     config = keeping(tiny(text, ema_decay=0.5), "", checkpoint_every_steps=8)
     run = run_of(config, tmp_path)
@@ -158,6 +159,7 @@ def test_two_kinds_of_averages_are_refused():
 # -------------------------------------------------------------------------------------------- kept weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keep", "steps"),
     [("", []), ("all", [5, 10, 12]), ("log", [0, 1, 2, 4, 8, 12]), ("7,12,20", [7, 12])],

@@ -97,6 +97,7 @@ def test_a_nan_in_a_weight_is_found_by_its_module(prepared, tmp_path):
     assert run.stopping.outcome.state == "diverged"
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_the_replay_begins_at_the_start(prepared, tmp_path):
     (report,) = flown(started(prepared, tmp_path, plant=nan_at(FROM), checkpoint=100))
     assert report["verdict"]["module"] == f"{BRANCH}.inner"

@@ -132,6 +132,7 @@ def _model(folder):
     return build_model(Seq2Seq, config.model, load(folder.tokenizer).vocab_size, config.seeds.init)
 
 
+@pytest.mark.slow
 def test_the_command_in_the_log_repeats_the_run(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = train(tiny(text, steps=4), "runs")
