@@ -82,10 +82,7 @@ def _test(package: Path, tests: Sequence[str]) -> None:
         "--no-header",
         "--tb=line",
         "-m",
-        # a test that is named may be a slow one; of a whole folder, the quick ones are enough
-        "not wide and not long"
-        if all("::" in test for test in tests)
-        else "not slow and not wide and not long",
+        NAMED if all("::" in test for test in tests) else QUICK,
     ]
     options += ["--assert=plain"]  # rewriting them takes time, for explanations that nobody reads
     sys.exit(pytest.main([*options, f"--basetemp={package.parent / 'tmp'}", *tests]))
