@@ -55,7 +55,7 @@ lint: $(STAMP) ## style, import layers, types
 	$(BIN)/python -c 'from importlinter.cli import lint_imports_command as run; run()' --no-cache --no-logo
 	$(BIN)/python -m pyrefly check
 
-test: lint ## lint, then every test that takes up to about a second
+test: lint ## lint, then every test that takes less than about a second
 	$(PYTEST) $(NO_HANG) -m "$(QUICK)"
 
 test-slow: $(STAMP) ## the tests that take longer, up to minutes

@@ -115,6 +115,8 @@ UNREPEATABLE = [
     Unrepeatable("no_optimizer", "optimizer", reason="one compiled function is the whole step"),
 ]
 
+assert set(OF_EACH_KIND) <= {script.name for script in [*REPEATED, *UNREPEATABLE]}
+
 
 @contextmanager
 def recorded_script(script: Script | Unrepeatable) -> Iterator[NamedSetup]:

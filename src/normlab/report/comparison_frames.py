@@ -21,7 +21,7 @@ def all_runs(comparison: Comparison) -> list[str]:
     for recipe in comparison.recipes:
         ids += [trial.run for trial in recipe.trials]
         ids += recipe.runs
-    ids += [entry.partition(":")[0].strip() for entry in comparison.failed]
+    ids += comparison.failed_runs
     return [run for run in dict.fromkeys(ids) if run]
 
 

@@ -151,8 +151,7 @@ def _notes_on_edges(comparison: Comparison, links: Mapping[str, Markup]) -> Iter
 
 def _notes_on_runs(comparison: Comparison, missing: Sequence[str], stale: Sequence[str]) -> Iterator[Text]:
     """Yield what is wrong with runs: those that failed, those without a folder, and those of older code."""
-    for entry in comparison.failed:
-        run, _, reason = map(str.strip, entry.partition(":"))
+    for run, reason in comparison.failed_runs.items():
         text = Markup('Run <a href="#run-{0}">{0}</a> ended in an error').format(run)
         yield Text(text + Markup(": {}").format(reason) if reason else text, "alarm")
     if missing:

@@ -274,7 +274,11 @@ def _require_text(model: nn.Module, batch: Batch, head: str) -> None:
 
 
 def _require_pass(model: nn.Module, batch: Batch) -> None:
-    """Raise UserError, with what to type, for a model that raises on its batch."""
+    """Raise UserError, with what to type, for a model that raises on its batch.
+
+    The check would raise as well, but it cannot know that this batch was made up here and that the user's own
+    would do.
+    """
     try:
         with in_mode(model, training=False), torch.no_grad():
             model(**batch)

@@ -106,8 +106,9 @@ class Clip(NamedTuple):
         """The share that these gradients have in the norm: below 1 if it is that of further ones, too, as
         where a script clips part after part by the norm of all.
         """
-        own, norm = norm_of(self.parameters, self.norm_type), float(self.norm)
-        return own / norm if 0 < own < norm * (1 - self.rounding) < math.inf else 1.0
+        norm_of_these, norm_of_all = norm_of(self.parameters, self.norm_type), float(self.norm)
+        is_smaller = 0 < norm_of_these < norm_of_all * (1 - self.rounding) < math.inf
+        return norm_of_these / norm_of_all if is_smaller else 1.0
 
 
 AroundClip: TypeAlias = Callable[[Clip], AbstractContextManager[Any]]

@@ -284,6 +284,15 @@ class Comparison:
         return write_compare_page(self, Path(path).parent if runs is None else Path(runs), Path(path))
 
     @property
+    def failed_runs(self) -> dict[str, str]:
+        """By run id, the reason of each run that ended in an error; empty where none is known."""
+        reasons = {}
+        for entry in self.failed:
+            run, _, reason = entry.partition(":")
+            reasons[run.strip()] = reason.strip()
+        return reasons
+
+    @property
     def seen_before(self) -> str:
         """The warning that test text was read in training or for choices; empty if none of it was."""
         warnings = []
