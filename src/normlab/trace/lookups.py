@@ -42,7 +42,9 @@ class LookupsInRange(TorchDispatchMode):
 
 
 def lookups_in_range(model: nn.Module) -> AbstractContextManager[Any]:
-    """Return a context in which no lookup on a model's device is out of range; a CPU sees to it itself."""
+    """Return a context in which a lookup out of range raises before the model's device sees it; a CPU needs
+    none, since it raises itself.
+    """
     devices = {p.device.type for p in model.parameters()}
     return nullcontext() if devices <= {"cpu", "meta"} else LookupsInRange()
 
