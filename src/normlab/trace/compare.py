@@ -62,6 +62,7 @@ def blame(a: Trace, b: Trace, part: Part, limit: float) -> str:
 
 def part_ways(a: Event, b: Event, part: Part, limit: float) -> bool:
     """Return whether two runs agree in the part of a module's inputs but not of its outputs."""
+    # True > False: the outputs differ, and the inputs do not
     return _differ(a.outputs, b.outputs, part, limit) > _differ(a.inputs, b.inputs, part, limit)
 
 

@@ -46,7 +46,7 @@ from normlab.trace.trail import noted_step
 from normlab.trace.use import use_of
 
 SEED: Final = 20_011
-"""The seed of every run: not one that draws a batch, or a loss would draw the same numbers again."""
+"""The seed of every run. Batches are drawn with others, or a loss would draw the same numbers again."""
 BIG: Final = 2.0**20
 """Factor that makes gradients large enough for any clipping."""
 SAMPLED: Final = 65_536

@@ -395,7 +395,7 @@ def _place(x: Tensor) -> Any:
 def put_back(mapping: Any, before: dict[Any, Any]) -> None:
     """Put back the entries of a mapping, one by one, so it never lacks those that stay.
 
-    What counts is what it stores: a class of its own may show more, and make that as it is asked for.
+    Only what it stores counts: a subclass may show more entries, which it makes when they are asked for.
     """
     stored, order = dict(dict.items(mapping)), _keys_in(mapping)
     same_keys = len(order) == len(before) and all(map(is_, order, before))

@@ -91,7 +91,9 @@ def numbers_in(value: Any) -> int:
 
 
 def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
-    """Yield the floating tensors `[..., D]` in a nested value, with their places: no vectors, no empty ones."""
+    """Yield the floating tensors `[..., D]` in a nested value, with their places; vectors and empty ones are
+    left out.
+    """
     return (
         (place, x) for place, x in tensors_in(value) if x.is_floating_point() and x.ndim > 1 and x.numel()
     )

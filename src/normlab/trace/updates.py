@@ -201,7 +201,7 @@ def masters_of(step: StepUnderTest) -> dict[int, str]:
         if name is not None:
             pairs[place] = name, copies.pop(name)
     before = {place: p.detach().clone() for place, (_, p) in pairs.items()}
-    for place in pairs:
+    for place in pairs:  # far from the copy's values, so that the step's own copying shows
         held_by_optimizers[place].data = held_by_optimizers[place].data * 2 + 1
     with suppress(Exception):  # none where it cannot be run
         run.run(step.step_batch, rates=step.whole_step.rates.peaks)

@@ -88,7 +88,7 @@ class Facts(Readings):
 
     @property
     def scored_places(self) -> tuple[Tap | FunctionInput, ...]:
-        """Where all logits are whose cross-entropies the loss holds."""
+        """The places of all logits whose cross-entropies are part of the loss."""
         return tuple(logits.where for logits, _ in self._scored)
 
     @property

@@ -206,10 +206,10 @@ CANDIDATES: Final = 16
 
 class FunctionInput(NamedTuple):
     """The first argument of a scoring function: of one of its calls with so many classes along an axis,
-    counted from 0, or of all of them. Each of all then scores some of the positions: the next ones, or the
-    next columns of every row.
+    counted from 0, or of all of them. If of all, each call scores some of the positions: the next ones, or
+    the next columns of every row.
 
-    Of a function that multiplies and scores at once, it is one of the products that it may have scored.
+    For a function that multiplies and scores at once, it is one of the products that it may have scored.
     """
 
     function: str
@@ -282,7 +282,7 @@ FLAT: Final = (Layout(flat=True, by_columns=False), Layout(flat=True, by_columns
 
 
 class Logits(NamedTuple):
-    """The tensor that targets are read off, and the trained matrices that it is a product of."""
+    """The tensor that targets are read off, its place, and the trained matrices that it is a product of."""
 
     where: Tap | FunctionInput
     shape: torch.Size

@@ -73,8 +73,8 @@ class Scores(NamedTuple):
 
     @property
     def is_by_width(self) -> bool:
-        """Whether the constant is one over the width or its root, or the start of the queries makes up for it,
-        or it is free.
+        """Whether the constant is one over the width or its root, or the start of the queries makes up for
+        another one, or it is free.
         """
         wanted, (ratio, error) = self.width**-0.5, self.drawn
         drawn = error > 0 and abs(self.factor * ratio / wanted - 1) < 5 * error
