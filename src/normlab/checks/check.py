@@ -244,8 +244,8 @@ def examine(
 
 
 def _ask_early(step: StepUnderTest, tests: Iterable[Property]) -> None:
-    """Ask whether properties apply for which a few passes tell, as that is to depend on no budget. The step
-    keeps the answers.
+    """Ask now whether those properties apply of which a few passes tell, so that it does not depend on the
+    budget. The step keeps what it computes for the answers.
     """
     for tested in tests:
         takes_passes_alone = tested.asking.passes and not tested.asking.steps
@@ -280,8 +280,8 @@ def _seconds(step: StepUnderTest, cost: Cost) -> float:
 def answers_of(step: StepUnderTest, tested: Property) -> tuple[list[Answer], Skip | None]:
     """Return the answers of a property, usually up to the first failure, and why it stopped.
 
-    A property that nothing is known to be judged by raises Unknown, and does not apply. If anything else
-    keeps it from being judged, it applies, and counts as one that is left open.
+    A property raises Unknown if nothing is known by which it could be judged, and then does not apply. If
+    anything else keeps it from being judged, it applies, and counts as one that is left open.
     """
     answers = list[Answer]()
     for ability in sorted(tested.uses & step.setup.cannot.keys()):
@@ -327,8 +327,8 @@ def _require_time(step: StepUnderTest, tested: Property) -> None:
 
 
 def _begin_without_a_pass(step: StepUnderTest, tested: Property) -> None:
-    """Begin a test, up to its first pass. Raises Unknown if it says so far that it cannot be judged: so it is
-    whatever the budget.
+    """Begin a test, up to its first pass. Raises Unknown if the test does so by then: no budget would change
+    that.
     """
     try:
         with passes_until(Deadline(-math.inf)):  # a deadline in the past: the first pass raises

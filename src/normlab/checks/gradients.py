@@ -1,7 +1,7 @@
 """Test gradients: they are derivatives, reach every trained part, and nothing between is frozen.
 
-``left_out`` is throughout a function of a parameter's name: whether its gradient is not compared, as it is
-declared frozen, or written to by the forward pass. A place where the graph is cut is a module and a file.
+``left_out`` is throughout a function of a parameter's name: whether its gradient is not compared, because it
+is declared frozen or the forward pass writes to it. A place where the graph is cut is a module and a file.
 """
 
 from __future__ import annotations
@@ -188,8 +188,9 @@ def _is_derivative(trace: Trace, left_out: LeftOut) -> bool:
 
 
 def _cuts_between_optimizers(step: StepUnderTest, trace: Trace) -> set[Cut]:
-    """Return the places that cut off what only such terms of the loss read as train nothing that an optimizer
-    of what is cut off holds: a probe, or a head for values, with its own optimizer.
+    """Return the places that cut the gradient between what different optimizers hold. Only terms of the loss
+    that train parameters of another optimizer read what is cut off there, as those of a probe do, or of a
+    head for values, with an optimizer of its own.
     """
     with suppress(Exception):  # with a graph, a model may not run where it writes to its weights
         model, optimizers = step.whole_step.model_and_optimizers

@@ -140,8 +140,8 @@ def _predicts_from_a_code(step: StepUnderTest) -> bool:
 
 
 def _head(step: StepUnderTest, scored: tuple[Logits, Targets]) -> _Head | None:
-    """Return what logits are asked for and see; None if their targets are no tokens, or earlier ones that
-    another head than the main one does not see, as it reads a text backwards.
+    """Return what logits are asked for and see; None if their targets are no tokens, or are earlier ones that
+    a head other than the main one does not see, because it reads the text backwards.
 
     Whether the main logits see the next token is a question of causality.
     """
@@ -446,7 +446,7 @@ def _of_further_heads(step: StepUnderTest) -> Answers:
 
 
 def _is_divided_by_places(step: StepUnderTest, near: Callable[[float, float], bool]) -> bool:
-    """Return whether the weights fall with the number of positions or, without padding, are 1 in it."""
+    """Return whether the weights fall with the number of positions or, without padding, are one over it."""
     asked, falls = step.facts.targets, _falls_with_length(step)
     each = float(asked.weight[asked.counted].mean())
     return near(each, 1 / asked.ids.numel()) if falls is None else falls
@@ -602,7 +602,7 @@ def explained(step: StepUnderTest) -> Answers:
 
 
 def _are_logits(step: StepUnderTest, logits: Tensor) -> Answers:
-    """What the loss takes for logits is that, and passes its gradient on to the head."""
+    """What the loss takes for logits are logits, and all of them pass their gradient on to the head."""
     if cut := cut_off(step.exact, logits):
         evidence = f"{cut.size:.0%} of the logits pass no gradient on to the product that makes them"
         advice = "put nothing but a scale, a bias or a smooth cap after the head"

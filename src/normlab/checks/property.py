@@ -104,7 +104,7 @@ class Property:
 
 
 PROPERTIES: Final[Registry[Property]] = Registry("property")
-"""By name, in the order in which their violations are reported: causes before consequences."""
+"""By name, in the order of their registration; ``ORDER`` has the order in which they are reported."""
 
 ORDER: Final = (
     "finite", "optimizer_coverage", "evaluation_repeats", "targets", "rows", "causality", "reach", "padding",
@@ -115,6 +115,7 @@ ORDER: Final = (
     "initial_loss", "nonlinear", "precision", "groups", "update", "schedule", "repeats", "state_dict", "meta",
     "cache", "overfit",
 )  # fmt: skip
+"""The order in which properties are reported: causes before consequences."""
 
 
 OF_RANKS: Final = (

@@ -70,7 +70,7 @@ def reference(step: StepUnderTest) -> Answers:
 
 
 def _compared_numbers(comparison: Comparison) -> str:
-    """Say what is compared."""
+    """Say how many numbers are compared, and by which function."""
     is_difference = comparison.function.strip("_") in ("sub", "rsub", "subtract")
     function = "a difference" if is_difference else comparison.function
     return f"the {count(comparison.size, 'number')} that {function} takes"

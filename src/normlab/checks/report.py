@@ -69,7 +69,7 @@ class Report:
 
     @property
     def inapplicable(self) -> tuple[str, ...]:
-        """Those of ``untestable`` by which nothing is known to be judged."""
+        """Those of ``untestable`` that do not apply, as far as this step shows."""
         return tuple(name for name in self.untestable if name not in self.unjudged)
 
     @property

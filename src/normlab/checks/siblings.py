@@ -151,7 +151,7 @@ def _copies(step: StepUnderTest) -> Answers:
 
 
 def _in_several_places(step: StepUnderTest) -> Answers:
-    """One module with parameters that stands in several places of a list, as in one that is multiplied."""
+    """One module with parameters that stands in several places of a list, as after ``[layer] * n``."""
     repeated: list[str] = []
     for path, module in step.model.named_modules():
         # the table of children and not named_children(), which yields each module once

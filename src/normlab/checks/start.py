@@ -61,7 +61,7 @@ def _unlike_class(step: StepUnderTest, live: Mapping[str, Tensor]) -> Answers:
 
 
 def _drawn_over(step: StepUnderTest) -> Answers:
-    """A start that a part gives itself, and that what draws the whole model replaces."""
+    """A start that a part of the model gives itself, and that another function of the user's replaces."""
     for replaced in step.fresh.replaced[:1]:
         evidence = f"{replaced.instead_of} gives it a start of its own, which {replaced.by} replaces"
         evidence += f" (as that of {count(len(step.fresh.replaced), 'parameter')})"

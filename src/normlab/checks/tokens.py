@@ -266,7 +266,7 @@ def _reached(step: StepUnderTest, moved: Mapping[int, float], *, by_position: bo
 
 
 def _lost_tokens(step: StepUnderTest) -> Violation | None:
-    """Tokens that are hidden from the model, but that the loss does not ask for either."""
+    """Tokens that the model is not shown, and that the loss does not ask for either."""
     facts, base = step.facts, step.exact
     for place, hidden in hidden_tokens(facts):
         entry = facts.entries[place]

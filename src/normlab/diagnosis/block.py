@@ -32,10 +32,14 @@ class StreamStep(NamedTuple):
     """A step of the stream from one tensor to the next: a sum and, in a Post-LN, the norm of the sum."""
 
     stream: int
+    """The number of the tensor before the step."""
     sum: Sum
     after: int
+    """The number of the tensor after it: the total of the sum, or what the norm makes of that."""
     write: str | None = None
+    """The path of the norm of the sum, if there is one."""
     verified: bool = True
+    """Whether the numbers show the sum; False if only the caller names its branch."""
 
 
 class BlockReader:
@@ -59,7 +63,7 @@ class BlockReader:
     # ------------------------------------------------------------------------------- the steps of the stream
 
     def steps(self) -> list[StreamStep]:
-        """Return the steps from a tensor that enters the block to one that leaves it; empty if none do."""
+        """Return the steps from a tensor that enters the block to one that leaves it; empty without any."""
         for start in dict.fromkeys(self.events[0].seen.values()):
             goals = self._goals(start)
             steps = self._walk(start, goals) if goals else None
@@ -265,7 +269,9 @@ class BlockReader:
         return " ".join([*names[start:], *types])
 
     def _reads_memory(self, step: StreamStep, entered: Sequence[ModuleEvent]) -> bool:
-        """Return whether a matrix receives an earlier tensor of the stream's shape, except for its length."""
+        """Return whether a module with a matrix of its own is given a tensor from before the block, of the
+        stream's shape but perhaps of another length.
+        """
         shapes = self.recording.shapes
         before_block = self.recording.events[: self.start]
         earlier = {number for event in before_block for number in event.seen.values()} - {step.stream}

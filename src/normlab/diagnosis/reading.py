@@ -34,7 +34,7 @@ from normlab.trace.tensors import Call, Tap, call_model, counts, unregistered, u
 OLDER: Final = "an older state of the stream"
 PARALLEL: Final = "the parallel branch"
 UNSURE: Final = "another branch (parallel, or one after the other through norms that no module computes)"
-"""What is beside a branch, the last one if it is not seen what the later of the two reads."""
+"""What may be beside a branch; ``UNSURE`` where nothing shows what the later of two branches reads."""
 
 ReadBlock: TypeAlias = tuple[BlockReader, list[StreamStep]]
 """A block with the steps of the stream through it."""
@@ -327,7 +327,9 @@ def _placement(view: SublayerView, factor: float) -> str:
 
 
 def _layers(sizes: Sequence[int], roles: Sequence[str]) -> list[int]:
-    """Return layers: a sublayer's block or, if blocks have one, a number that grows when roles repeat."""
+    """Return the layer of each sublayer: the number of its block or, if no block has more than one sublayer,
+    a number that grows when a role comes again.
+    """
     if max(sizes) > 1:
         return [block for block, size in enumerate(sizes) for _ in range(size)]
     layers, layer, in_layer = list[int](), 0, set[str]()

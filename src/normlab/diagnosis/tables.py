@@ -96,7 +96,7 @@ class Tables:
             yield self.label(stack), Table(name, tuple(rows))
 
     def label(self, stack: Value) -> str:
-        """Name a stack by its container's path, with the last name only if stacks need it."""
+        """Name a stack by its container's path; its last name is kept only if that does not identify it."""
         stacks = dict.fromkeys(self.table("structure").column("stack"))
         containers = [str(name).rpartition(".")[0] for name in stacks]
         container = str(stack).rpartition(".")[0]

@@ -66,8 +66,8 @@ def why_inexact(trace: Trace) -> str:
 
 
 def _awake_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return small draws for parameters that are zero, and advanced counts: gates that open during training
-    hide their branches, too.
+    """Return small draws for parameters that are zero, and counts as they are late in training: a gate that
+    opens during training hides its branch until then.
     """
     generator, values = torch.Generator().manual_seed(3), dict[str, Tensor]()
     for name, p in model.named_parameters():

@@ -33,7 +33,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def unnoted_distance(a: Tensor, b: Tensor) -> float:
-    """Return the same within a comparison that is noted as a whole."""
+    """Return the same ``distance``, but note nothing: it is part of a comparison that is noted as a whole."""
     if a.is_nested and b.is_nested:
         pairs = zip(a.unbind(), b.unbind(), strict=True)
         return max((unnoted_distance(x, y) for x, y in pairs), default=0.0)
@@ -52,7 +52,7 @@ def unnoted_distance(a: Tensor, b: Tensor) -> float:
 
 def blame(a: Trace, b: Trace, part: Part, limit: float) -> str:
     """Return the first module, in order of completion, whose inputs agree in the part but whose outputs do
-    not, or "" if there is none.
+    not, or in whose place the other run calls another module; "" if there is none.
     """
     for event, other in zip(a.events, b.events, strict=False):
         if event.module != other.module or part_ways(event, other, part, limit):
@@ -62,6 +62,7 @@ def blame(a: Trace, b: Trace, part: Part, limit: float) -> str:
 
 def part_ways(a: Event, b: Event, part: Part, limit: float) -> bool:
     """Return whether two runs agree in the part of a module's inputs but not of its outputs."""
+    # True > False: the outputs differ, and the inputs do not
     return _differ(a.outputs, b.outputs, part, limit) > _differ(a.inputs, b.inputs, part, limit)
 
 

@@ -189,8 +189,8 @@ class Comparison:
         return distance(logits.value[:, place], changed[:, place]) > self.rounding
 
     def moves(self, place: Place, others: Iterable[Tensor] | None = None) -> bool | None:
-        """Return whether an entry of the batch moves the outputs or the loss, if it has these or any other
-        values; None if none of them runs.
+        """Return whether an entry of the batch moves the outputs or the loss when it has one of these values,
+        or of others of its kind if none are given; None if the step runs with none of them.
         """
         exact, ran = self._passes.exact, False
         values = self._passes.facts.other_values(place) if others is None else others

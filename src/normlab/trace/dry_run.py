@@ -46,7 +46,7 @@ from normlab.trace.trail import noted_step
 from normlab.trace.use import use_of
 
 SEED: Final = 20_011
-"""The seed of every run: not one that draws a batch, or a loss would draw the same numbers again."""
+"""The seed of every run. Batches are drawn with others, or a loss would draw the same numbers again."""
 BIG: Final = 2.0**20
 """Factor that makes gradients large enough for any clipping."""
 SAMPLED: Final = 65_536
@@ -54,6 +54,7 @@ SAMPLED: Final = 65_536
 LEARNT: Final = 10
 """How many steps in a row below the first loss show that a batch is learnt; the warm-up is as long."""
 TRIED: Final = 40
+"""How many steps on one batch are tried until it is learnt."""
 
 
 class NotedClip(NamedTuple):
@@ -135,9 +136,9 @@ class DryRun:
         """Run the step once. Its optimizers act only if ``rates`` are given, by group; () keeps their own.
 
         Gradients are multiplied by ``scale`` when backward passes them to the parameters: no clipping touches
-        very small ones, and every clipping touches very large ones. Modes and buffers are restored, and if no
-        optimizer acts, parameters, to which the step or the model may write; anything else that the step
-        leaves behind, such as gradients and attributes, stays.
+        very small ones, and every clipping touches very large ones. Modes and buffers are restored. So are
+        parameters if no optimizer acts, since the step or the model may write to them. Anything else that
+        the step leaves behind, such as gradients and attributes, stays.
 
         Raises Unknown if the step uses the model that was copied.
         """
@@ -177,7 +178,7 @@ class DryRun:
         if self.original is None:
             yield
             return
-        # a step may also log what it likes, so reading alone is no use
+        # a step may log numbers of the original, so a tensor counts as used only if it may get a gradient
         with use_of(self.original, in_graph=True) as strayed, use_of(self.model) as used:
             yield
         if strayed.paths:
@@ -395,7 +396,9 @@ class Fit(NamedTuple):
 
     @property
     def apart(self) -> float:
-        """The larger of the two differences."""
+        """How far these gradients are from the others: the unexplained share, or the factor's distance from 1
+        if that is larger.
+        """
         return max(self.rest, abs(self.factor - 1))
 
 

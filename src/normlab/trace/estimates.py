@@ -51,7 +51,7 @@ class Estimates:
 
     def bytes_of(self, cost: Cost, *, gradient: bool) -> float:
         """Return how many bytes of weights, gradients and states so many passes and steps hold at a time,
-        beside the model, what it was, and the exact one.
+        beside the model, the weights that are kept to be put back, and the exact model.
 
         What is on an accelerator is not counted: torch raises where it does not fit, which leaves out only
         that property.

@@ -28,6 +28,7 @@ class Exchange(NamedTuple):
     expected: Tensor
     """The logits of a model that does not see the order."""
     module: str = ""
+    """The module whose call shows how images are cut into patches; empty for tokens."""
     has_positions: bool = True
     """Whether some parameter of the model may hold an entry for each place."""
 
@@ -36,7 +37,7 @@ class Exchange(NamedTuple):
 
 
 def exchanged_tokens(facts: Facts, logits: Tensor) -> Exchange:
-    """Exchange two tokens. Raises Unknown if they repeat."""
+    """Exchange two tokens of one row. Raises Unknown if every row has the same token at both places."""
     row, places = _two_tokens(facts)
     ids = facts.tokens.ids.clone()
     ids[row, places] = ids[row, places[::-1]]
@@ -73,7 +74,7 @@ def exchanged_places(facts: Facts, logits: Tensor) -> Exchange:
 
 
 def _two_tokens(facts: Facts) -> tuple[int, list[int]]:
-    """Return a row and two places of it whose tokens differ. Raises Unknown if there is none."""
+    """Return a row and two places in it whose tokens differ. Raises Unknown if there is no such row."""
     ids = facts.tokens.ids
     places = [1, ids.shape[1] // 2]
     for row, tokens in enumerate(ids):

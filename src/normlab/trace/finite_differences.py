@@ -1,8 +1,8 @@
 """Whether a gradient is the derivative of its loss: it is compared with central differences of the loss.
 
-Each parameter moves a little along its own gradient, up and down. What the loss changes by must be the norm
-of the gradient times that way. If it is not, halving the parameters that move finds one whose gradient is
-wrong.
+Each parameter moves a little along its own gradient, up and down. The loss must change by the norm of the
+gradient times the distance moved, summed over the parameters. If it does not, halving the parameters that
+move finds one whose gradient is wrong.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Along:
             n: float(self.weights[n].norm() / gradient.norm().clamp_min(1e-300))
             for n, gradient in self.gradients.items()
         }
-        """How far each parameter moves along its gradient: times the gradient, the size of the parameter."""
+        """The factor that makes each parameter's gradient as long as the parameter."""
         self.attached: tuple[float, ...] = ()
         """The gradients of numbers that are not part of the loss, such as an auxiliary loss that an autograd
         function attaches to something else."""
@@ -70,7 +70,9 @@ class Along:
         return float(trace.loss) + attached
 
     def compare(self, names: Sequence[str]) -> _LossChange:
-        """Compare the two in these parameters, at the step sizes that agree best with each other."""
+        """Compare the gradient in these parameters with central differences, at the step size whose slope
+        agrees best with that of half the size.
+        """
         expected = sum(self.scale[n] * float(self.gradients[n].square().sum()) for n in names)
         start, best = self._loss((), 0.0), _LossChange(expected, 0.0, float("inf"))
         for h in STEPS:

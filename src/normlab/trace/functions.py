@@ -397,6 +397,7 @@ def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 FILLS: Final = ("normal_", "uniform_", "zero_", "fill_")
 """Methods of a tensor that draw it, or make it a constant, whatever it held."""
 CONSTANTS: Final = ("zero_", "fill_", "zeros_", "ones_", "constant_")
+"""Methods of a tensor, and functions of ``torch.nn.init``, that make all entries one number."""
 
 
 class Write(NamedTuple):
@@ -414,8 +415,8 @@ class Write(NamedTuple):
 
 
 class Writes(FunctionMode):
-    """Records what user code writes to whole parameters, by their places in memory; what modules of torch
-    start with is left out.
+    """Records what user code writes to whole parameters, by the ``id`` of each; what modules of torch write
+    themselves is left out.
     """
 
     def __init__(self) -> None:

@@ -105,8 +105,8 @@ def _of_fewer_rows(step: StepUnderTest) -> Found:
 
 
 def _beside_what_trains(step: StepUnderTest, gradients: Found, silent: Collection[str]) -> set[str]:
-    """Return the parameters without a gradient that are declared frozen together with others that get one: by
-    one pattern, which then names nothing that is frozen.
+    """Return the parameters without a gradient that are declared frozen by a pattern that also matches some
+    with a gradient: such a pattern does not describe what is frozen.
     """
     beside = set[str]()
     for pattern in step.declare.frozen:
@@ -221,8 +221,8 @@ def through_logits(trace: Trace, places: Sequence[Tap | FunctionInput]) -> Found
     they are not computed from.
 
     An autograd function may attach the gradient of another term on the way back (an auxiliary loss). That
-    does not grow with the gradient that arrives there, so the difference of two and one times it is free of
-    it.
+    does not grow with the gradient that arrives there: it cancels in the difference between what twice and
+    what once the logits' gradient gives.
     """
     taps = tuple(place for place in places if isinstance(place, Tap))
     mode = Functions(exact=trace.exact, dropout=trace.dropout)
@@ -244,7 +244,7 @@ def through_logits(trace: Trace, places: Sequence[Tap | FunctionInput]) -> Found
     gradients = dict[str, Tensor | None]()
     once.reverse()
     twice.reverse()
-    for name in parameters:  # what is done with is let go: each set is twice a model in float32
+    for name in parameters:  # both sets are freed as they are used: in float64 each is twice a float32 model
         a, b = once.pop(), twice.pop()
         gradients[name] = None if a is None or b is None else b - a
     return gradients

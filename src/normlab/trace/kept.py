@@ -97,8 +97,8 @@ class Kept(Search):
 
     def walk_data(self, *roots: Any) -> None:
         """Visit what batches are drawn from. None of it is withheld, for they must be drawn, and no more than
-        ``MOST_DATA`` bytes of it are copied: drawing reads data, and fills small buffers. How much was
-        searched before leaves it no less room.
+        ``MOST_DATA`` bytes of it are copied: drawing reads data, and fills small buffers. It has room of its
+        own, whatever was searched before, and takes none from what is searched after it.
         """
         room, bytes_left = self.room, self._bytes_left
         self.room, self._bytes_left, self._drawing = self._most, MOST_DATA, True
@@ -395,7 +395,7 @@ def _place(x: Tensor) -> Any:
 def put_back(mapping: Any, before: dict[Any, Any]) -> None:
     """Put back the entries of a mapping, one by one, so it never lacks those that stay.
 
-    What counts is what it stores: a class of its own may show more, and make that as it is asked for.
+    Only what it stores counts: a subclass may show more entries, which it makes when they are asked for.
     """
     stored, order = dict(dict.items(mapping)), _keys_in(mapping)
     same_keys = len(order) == len(before) and all(map(is_, order, before))
@@ -510,7 +510,7 @@ STATEFUL: Final[tuple[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]
 
 
 SHORT: Final = 16
-"""Fewer entries than the longest tuple in a state has, all of them numbers."""
+"""A tuple in a state with at least so many entries holds numbers alone, and is compared as a whole."""
 
 
 def state_of(value: Any) -> Any:

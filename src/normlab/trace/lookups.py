@@ -20,8 +20,8 @@ _ATEN: Final = torch.ops.aten
 
 
 class Lookup(NamedTuple):
-    """Whole numbers that choose among ``size`` entries, from ``first``, which is below 0 where these count
-    from the end.
+    """Whole numbers that choose among ``size`` entries. The least that is allowed is ``first``, which is
+    below 0 where negative numbers count from the end.
     """
 
     index: Tensor
@@ -42,7 +42,9 @@ class LookupsInRange(TorchDispatchMode):
 
 
 def lookups_in_range(model: nn.Module) -> AbstractContextManager[Any]:
-    """Return a context in which no lookup on a model's device is out of range; a CPU sees to it itself."""
+    """Return a context in which a lookup out of range raises before the model's device sees it; a CPU needs
+    none, since it raises itself.
+    """
     devices = {p.device.type for p in model.parameters()}
     return nullcontext() if devices <= {"cpu", "meta"} else LookupsInRange()
 
@@ -71,7 +73,7 @@ def _along(x: Tensor, dim: int, index: Tensor, *_: Any) -> Iterator[Lookup]:
 def _classes(
     logp: Tensor, target: Tensor, weight: Any = None, reduction: Any = None, ignore_index: int = -100
 ) -> Iterator[Lookup]:
-    """``nll_loss(logp, target)``, where one class is no class."""
+    """``nll_loss(logp, target)``, where ``ignore_index`` is no class and chooses nothing."""
     yield Lookup(target[target != ignore_index], 0, logp.shape[1 if logp.ndim > 1 else 0])
 
 

@@ -39,7 +39,7 @@ def constant_terms(passed: Pass) -> int:
         if not is_linear or saves_tensors:
             continue
         terms = [term for term, _ in node.next_functions]
-        # of what is joined, the part that is not taken again is no term
+        # where joined tensors are taken apart again, those that are not taken are no terms
         is_sum = len(terms) > 1 and not (is_taken and type(node).__name__.startswith(JOINS))
         if is_sum:
             count += terms.count(None)

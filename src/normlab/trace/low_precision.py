@@ -161,8 +161,7 @@ def _in_roundings(
         if wide.shape != low.shape or low.numel() <= 1:
             continue
         by_inputs = max(_relative_distance(wide, other[i]) for other in moved)
-        # the output itself is rounded, too: by at most half of eps, which is eps / sqrt(12) on average
-        # square
+        # the output itself is rounded, too: by at most half of eps, with a root mean square of eps / sqrt(12)
         by_output = eps / 12**0.5
         worst = max(worst, _relative_distance(wide, low) / math.hypot(by_inputs, by_output))
     return worst

@@ -24,7 +24,7 @@ HORIZON: Final = 100_000
 """How many steps of a schedule are followed if its author does not declare their number."""
 
 PARTS: Final = 16
-"""Into so many parts a stretch of steps is divided, again and again, in which the peak is looked for."""
+"""Into how many parts a stretch of steps is divided, again and again, to find the peak in it."""
 
 Groups: TypeAlias = Sequence[Mapping[str, Any]]
 """The parameter groups of all optimizers of a step, in order."""
@@ -268,7 +268,7 @@ def resumed(setup: Setup) -> tuple[list[float], list[float]]:
 
 
 def factor_of_each(shares: Sequence[float]) -> float:
-    """Return the factor by which each of these numbers differs from the one before; 1 if there is no such."""
+    """Return the factor from each of these numbers to the next; 1 if it is not the same throughout."""
     if min(shares) <= 0:
         return 1.0
     each = [after / before for before, after in pairwise(shares)]

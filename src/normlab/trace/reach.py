@@ -282,7 +282,7 @@ class Way(NamedTuple):
 OWNERS: Final = (Kind.TRAINED, Kind.OBJECT, Kind.FUNCTION, Kind.CLASS)
 """Kinds of values whose code is somebody's: the user's, or a library's."""
 FILLED: Final = frozenset({dict, OrderedDict, list, set})
-"""Types of containers that an empty one is told from by its truth."""
+"""Types of containers that are false exactly where they are empty."""
 MOST_VALUES: Final = 100_000
 """How many values are searched beyond an object or a function, in about half a second."""
 MOST_NEAR: Final = 2_000
@@ -427,7 +427,7 @@ def deep_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
     before = dict(memo)
     try:
         return copy.deepcopy(value, memo)
-    except (TypeError, RuntimeError):  # which most values that hold none need not be searched for
+    except (TypeError, RuntimeError):  # only now is the value searched for these: most hold none
         search = Search(functions=False, gradients=False, most=MOST_VALUES)
         search.walk(value)
         reached = search.known.values()

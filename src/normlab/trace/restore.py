@@ -120,8 +120,8 @@ def same_globals() -> Iterator[None]:
 
 @contextmanager
 def same(*objects: Any, parameters: bool) -> Iterator[Kept]:
-    """After this block, put back what these objects hold; with ``parameters``, also those bits. Other tensors
-    that are larger than ``MOST_BYTES`` and twice the parameters are not copied.
+    """After this block, put back what these objects hold; with ``parameters``, the bits of parameters, too.
+    Other tensors that are larger than ``MOST_BYTES`` and twice the parameters together are not copied.
     """
     modules = [unwrap(x) for x in objects if parameters and isinstance(x, nn.Module)]
     size = sum(p.nbytes for module in modules for p in module.parameters() if not is_lazy(p))
@@ -161,6 +161,7 @@ def undisturbed(
 SEVERAL: Final = 8
 """How many batches of a list are copied; a pass looks after its own."""
 _UNTOUCHED: ContextVar[tuple[nn.Module, ...]] = ContextVar("_UNTOUCHED", default=())
+"""The models that ``restored`` blocks around this point put back already."""
 
 
 @contextmanager

@@ -115,7 +115,7 @@ class Start:
 
 
 def _limit_of(compared: int) -> float:
-    """Return the largest deviation among that many normal draws, in their errors, that is still chance."""
+    """Return how many standard errors the worst of so many normal draws may be off by chance (``LEVEL``)."""
     return NormalDist().inv_cdf(1 - LEVEL / 2 / max(compared, 1))
 
 
@@ -136,7 +136,7 @@ def differences(model: nn.Module, starts: Iterable[Start]) -> Iterator[tuple[str
 
 
 class _Unlike(NamedTuple):
-    """A parameter that starts unlike others, and how; ``z`` is in errors of a draw."""
+    """A parameter that starts unlike others, and how; ``z`` counts standard errors of a draw."""
 
     z: float
     path: str

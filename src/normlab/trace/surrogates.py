@@ -1,8 +1,8 @@
 """Find surrogate gradients, such as one that passes straight through a quantizer.
 
-Where one is, a gradient is not the derivative of the loss, and is not meant to be: a result does not move
-with what its gradient says that it moves with. Constants in the place of such results leave the rest to be
-compared.
+Where there is one, the gradient is not the derivative of the loss, and is not meant to be: some result has a
+gradient in a parameter with which it does not move. With constants in place of such results, the rest can
+still be compared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def beyond_surrogates(
     order, surrogates = list(modules), list[Surrogate]()
     along = Along(trace, meant)
     while along.all.disagrees:
-        # one end may be a parameter that lacks a gradient, as a codebook does, of which no surrogate has one
+        # the parameter at one end may lack a gradient, as a codebook does: no surrogate has a gradient in it
         more = list(_surrogates_of(along, along.last_wrong(order)))
         more = more or list(_surrogates_of(along, along.first_wrong(order)))
         if not more:

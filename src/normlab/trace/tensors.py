@@ -63,7 +63,9 @@ def tensors_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
 
 
 def is_zero(x: Tensor) -> bool:
-    """Return whether every entry of a tensor is 0. The first one is asked first: of most others it is not."""
+    """Return whether every entry of a tensor is 0. The first entry is looked at first: in most tensors that
+    settles it.
+    """
     return not x.reshape(-1)[:1].any() and not x.any()
 
 
@@ -73,7 +75,7 @@ def place_name(place: Place) -> str:
 
 
 def bytes_of(x: Tensor) -> bytes:
-    """Return the number of bytes in a tensor's entries."""
+    """Return the bytes of a tensor's entries, in order."""
     return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
@@ -89,7 +91,9 @@ def numbers_in(value: Any) -> int:
 
 
 def activations(value: Any) -> Iterator[tuple[Place, Tensor]]:
-    """Yield the floating tensors `[..., D]` among them."""
+    """Yield the floating tensors `[..., D]` in a nested value, with their places; vectors and empty ones are
+    left out.
+    """
     return (
         (place, x) for place, x in tensors_in(value) if x.is_floating_point() and x.ndim > 1 and x.numel()
     )

@@ -148,7 +148,7 @@ class _Backward(NamedTuple):
 class _Shown:
     """What passes of a trace showed: each is found when it is asked for, and kept until it is let go.
 
-    A cached property could not be let go but by taking it out of the object's ``__dict__``.
+    A cached property could only be let go by taking it out of the object's ``__dict__``.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The first update of a parameter by published rules, in closed form."""
+"""The next update of a parameter by published rules, in closed form, from the optimizer's state so far."""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ def _old(state: Mapping[str, Any], key: str, g: Tensor) -> Tensor:
 
 
 RULES: Final = {"SGD": _sgd, "Adam": _adam, "AdamW": partial(_adam, decoupled=True)}
-"""The first step of a parameter, by the name that an optimizer's class declares."""
+"""The rule that gives a parameter's next update, by the name of the optimizer's class."""

@@ -53,8 +53,8 @@ class Moved(Held):
             not_moved, wide_states = wide.change - self.change, wide._states
             for name in states.keys() & wide_states.keys():
                 kept_back = sample(states[name]) - sample(wide_states[name])
-                # a state that keeps what was not moved differs by that, and is nearer to it than either is to
-                # 0
+                # a state that keeps what was not moved differs by just that: the two differences are nearer
+                # to each other than either is to 0
                 least = torch.minimum(kept_back.abs(), not_moved.abs())
                 stuck &= (kept_back - not_moved).abs() >= least
         return int(stuck.sum()), int(has_gradient.sum())
@@ -201,7 +201,7 @@ def masters_of(step: StepUnderTest) -> dict[int, str]:
         if name is not None:
             pairs[place] = name, copies.pop(name)
     before = {place: p.detach().clone() for place, (_, p) in pairs.items()}
-    for place in pairs:
+    for place in pairs:  # far from the copy's values, so that the step's own copying shows
         held_by_optimizers[place].data = held_by_optimizers[place].data * 2 + 1
     with suppress(Exception):  # none where it cannot be run
         run.run(step.step_batch, rates=step.whole_step.rates.peaks)
@@ -215,7 +215,7 @@ def factors(step: StepUnderTest) -> tuple[float, ...]:
         share_of_weight = float(of_half.weight.sum() / targets.weight.sum())
         share_of_targets = int(of_half.counted.sum()) / int(targets.counted.sum())
         rounding = max(targets.rounding, of_half.rounding)
-        # a mean gives half of the rows as much weight as all of them, a sum as many times less as there are
+        # a mean gives half of the rows as much weight as all of them, a sum their share of the targets
         grows_with_targets = isclose(share_of_weight, share_of_targets, rel_tol=rounding)
         if grows_with_targets and not isclose(share_of_weight, 1, rel_tol=rounding):
             batch = step.batch if step.has_own_step_batch else step.step_batch

@@ -38,7 +38,7 @@ class WholeStep:
     """Runs the user's whole step, or a plain one in its place, on copies of all that it changes."""
 
     def __init__(self, passes: Passes, comparison: Comparison, setup: Setup | None = None) -> None:
-        """Run the step of the passes' own setup, or of another one with the same model, batch and loss."""
+        """Take the step of the passes' own setup, or of another one with the same model, batch and loss."""
         self._passes, self._comparison = passes, comparison
         self._setup = setup or passes.setup
 

@@ -235,7 +235,7 @@ def _follow(stack: StackView, seen: _Sample, modules: Mapping[str, nn.Module]) -
 class _OlderStates:
     """The states of a stream that a later sublayer adds again, each with its parts.
 
-    States are told apart by their numbers: the same state has several taps.
+    States are told apart by their values, since one state has several taps.
     """
 
     def __init__(self, views: Sequence[SublayerView], rows: Mapping[Tap, Tensor]) -> None:

@@ -26,7 +26,7 @@ ASKED: Final = 1
 DEAD_GAIN: Final = 0.01
 """A norm with a gain below this shrinks its input a hundredfold; gains start at 1."""
 LARGE_GAIN: Final = 100.0
-"""A norm with a gain above this does the opposite."""
+"""A norm with a gain above this enlarges its input more than a hundredfold."""
 
 TOKENS = 4
 """Tokens per norm, evenly spaced in the order of their deviation from their mean."""

@@ -85,7 +85,9 @@ def _product(call: FunctionCall) -> _Product | None:
 
 
 def _corrected(down: _Product, up: _Product, terms: Iterable[_Product]) -> nn.Parameter | None:
-    """Return the matrix that reads the same input as a pair of low rank and is added to what that gives."""
+    """Return the matrix that reads the same input as a pair of low rank and whose product is added to the
+    pair's; None if there is none, or if the pair's rank is not low.
+    """
     if down.width >= min(down.read.shape[-1], up.width):
         return None
     for term in terms:

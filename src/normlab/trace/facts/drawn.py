@@ -18,7 +18,7 @@ from normlab.trace.tensors import Tap
 from normlab.trace.trace import Pass, Trace
 
 Places = Sequence[Tap | FunctionInput]
-"""Where the logits are whose cross-entropies the loss holds."""
+"""The places of the logits whose cross-entropies are part of the loss."""
 
 
 def scores_its_draws(trace: Trace, places: Places) -> bool:

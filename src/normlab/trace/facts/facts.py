@@ -36,8 +36,8 @@ class Facts(Readings):
 
     @cached_property
     def tokens(self) -> Tokens:
-        """The ids that the model reads; of several, the ones that the targets follow, at the usual distance
-        if any do: a decoder that is to repeat its source goes on with a text of its own. Raises Unknown.
+        """The ids that the model reads. Of several, those that the targets follow; the usual distance comes
+        first, because targets that repeat the source follow it too, at distance 0. Raises Unknown.
         """
         if not self.sources:
             raise Unknown("no tensor of the batch is looked up in an embedding")
@@ -88,7 +88,7 @@ class Facts(Readings):
 
     @property
     def scored_places(self) -> tuple[Tap | FunctionInput, ...]:
-        """Where all logits are whose cross-entropies the loss holds."""
+        """The places of all logits whose cross-entropies are part of the loss."""
         return tuple(logits.where for logits, _ in self._scored)
 
     @property
@@ -99,12 +99,12 @@ class Facts(Readings):
 
     @property
     def targets(self) -> Targets:
-        """What the loss asks for. Raises Unknown."""
+        """The targets that the loss asks for, see ``scored``. Raises Unknown."""
         return self.scored[1]
 
     @property
     def logits(self) -> Logits:
-        """Where it asks for it. Raises Unknown."""
+        """The logits that the loss scores against the targets, see ``scored``. Raises Unknown."""
         return self.scored[0]
 
     @cached_property

@@ -37,7 +37,7 @@ class Product(NamedTuple):
 
     @property
     def classes(self) -> int:
-        """V."""
+        """The number of classes, V."""
         return self.weight.shape[0]
 
     def logits(self) -> Tensor:

@@ -69,7 +69,7 @@ class Readings:
             self.joined = joined(passed.functions, parameters, self.rows, widths)
             """The parameters that join the stream of the stacks as they are, by path."""
             self._scored = read_logits(self.trace, passed)
-            """All logits whose cross-entropies the loss holds, with their targets, as they lie."""
+            """All logits whose cross-entropies are part of the loss, with their targets, in any layout."""
             self._placeholders: dict[Place, tuple[int, ...]] = {}
             self.output = None if passed.runs_whole or self._scored else _last_read(trace, passed)
             """Where the loss reads a part of the model last, if it calls parts and has no known logits."""

@@ -19,6 +19,7 @@ from normlab.trace.trace import Event, Trace
 SCALES: Final = (1e6, 1e7)
 """Sizes of the stream beside which a normed branch that is added to it vanishes."""
 OVER_TOKENS: Final = (BatchOrInstanceNorm, nn.GroupNorm, nn.LocalResponseNorm)
+"""Norms of torch that may take several tokens together."""
 
 
 class Block(NamedTuple):
@@ -65,9 +66,8 @@ def find_stacks(
         passes_on: ``passes_on(x, y)`` says whether a graph shows that ``y`` holds ``x``, with nothing but
             factors, sums and norms in between.
         is_used: ``is_used(y)`` says whether a graph shows that the loss is made of ``y``.
-        listed: The paths of layers that are lists. Inside of one, only modules that all pass on what they
-            read
-            are blocks: others are parts of such a layer.
+        listed: The paths of layers that are lists. Numbered modules inside of one are blocks only if all of
+            them pass on what they read; otherwise they are parts of such a layer.
     """
     called = {event.module: event for event in events if event.call == 0}
     stacks: dict[str, list[Block]] = {}

@@ -206,10 +206,10 @@ CANDIDATES: Final = 16
 
 class FunctionInput(NamedTuple):
     """The first argument of a scoring function: of one of its calls with so many classes along an axis,
-    counted from 0, or of all of them. Each of all then scores some of the positions: the next ones, or the
-    next columns of every row.
+    counted from 0, or of all of them. If of all, each call scores some of the positions: the next ones, or
+    the next columns of every row.
 
-    Of a function that multiplies and scores at once, it is one of the products that it may have scored.
+    For a function that multiplies and scores at once, it is one of the products that it may have scored.
     """
 
     function: str
@@ -227,7 +227,7 @@ class FunctionInput(NamedTuple):
         return f"the {what} of {name}" + (f" in call {self.call}" if self.call else "")
 
     def read_in(self, step: Trace) -> list[Tensor]:
-        """Return the logits in the calls of a step, as far as they are meant."""
+        """Return the logits in those calls of a step that this stands for."""
         # a product must be made while the pass still has the step's weights
         with step.with_graph(graph=False, functions=RECORDED) as passed:
             if self.product is None:
@@ -247,7 +247,7 @@ class FunctionInput(NamedTuple):
         return self._meant([product for other, product in _products(passed, model) if other == kind])
 
     def _meant(self, parts: list[Part]) -> list[Part]:
-        """Return those of all calls that are meant."""
+        """Return the parts of the one call that this stands for, or of all calls."""
         return parts if self.call is None else parts[self.call : self.call + 1]
 
     def joined(self, parts: Sequence[Tensor], rows: int) -> Tensor:
@@ -270,7 +270,7 @@ class Layout(NamedTuple):
     by_columns: bool
 
     def of(self, x: Tensor, rows: int) -> Tensor:
-        """Return a tensor `[N, …]` or `[T, B, …]` as `[B, T, …]`, or as it is if it has no so many rows."""
+        """Return a tensor `[N, …]` or `[T, B, …]` as `[B, T, …]`, or as it is if N is no multiple of B."""
         if self.flat and x.shape[0] % rows:
             return x
         if self.by_columns:
@@ -282,7 +282,7 @@ FLAT: Final = (Layout(flat=True, by_columns=False), Layout(flat=True, by_columns
 
 
 class Logits(NamedTuple):
-    """The tensor that targets are read off, and the trained matrices that it is a product of."""
+    """The tensor that targets are read off, its place, and the trained matrices that it is a product of."""
 
     where: Tap | FunctionInput
     shape: torch.Size
@@ -548,7 +548,8 @@ def over_one(trace: Trace) -> float | None:
 
 
 def cut_off(trace: Trace, logits: Tensor) -> Located | None:
-    """Return the share of logits whose cross-entropy gives no gradient to the last product of their shape.
+    """Return the share of logits whose cross-entropy gives no gradient to the last product of their shape;
+    None if every one does.
 
     A logit whose probability rounds to 0 or 1 may have none.
     """

@@ -242,8 +242,10 @@ def _is_copy(module: nn.Module, other: nn.Module, values: Mapping[int, Tensor]) 
 
 
 def _weights_for(module: nn.Module, trace: Trace) -> Weights | None:
-    """Return the values that a module beside the model has for the parameters of its counterpart; none are
-    needed if each is equal to one of the model's. None is returned if it has no counterpart.
+    """Return the values that a module beside the model has for the parameters of its counterpart.
+
+    They are empty if it has no counterpart but each of its parameters equals one of the model's; None is
+    returned if one does not.
     """
     values = {name: p.detach() for name, p in module.named_parameters()}
     for path, part in trace.model.named_modules():
@@ -257,5 +259,5 @@ def _weights_for(module: nn.Module, trace: Trace) -> Weights | None:
 
 
 def are_equal(x: Tensor, y: Tensor) -> bool:
-    """Return whether two tensors hold the same numbers, be it in two precisions."""
+    """Return whether two tensors on one device hold the same numbers, whatever their precisions."""
     return x.shape == y.shape and x.device == y.device and bool((x == y).all())

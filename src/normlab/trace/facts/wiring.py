@@ -73,7 +73,9 @@ class Scores(NamedTuple):
 
     @property
     def is_by_width(self) -> bool:
-        """Whether the constant is by the width or its root, or the start of the queries makes up for it."""
+        """Whether the constant is one over the width or its root, or the start of the queries makes up for
+        another one, or it is free.
+        """
         wanted, (ratio, error) = self.width**-0.5, self.drawn
         drawn = error > 0 and abs(self.factor * ratio / wanted - 1) < 5 * error
         widths = (self.width, self.width / 2) if self.turned else (self.width,)
@@ -194,8 +196,8 @@ def _is_mapped_outside(left: Node, made: Collection[Node]) -> bool:
 
 
 def features_read(trace: Trace, place: Place) -> Tensor:
-    """Return which features of an entry `[…, F]` of the batch are multiplied by parameters as they are: of
-    which a slice is the first factor of a product, which sums over them.
+    """Return which features of an entry `[…, F]` of the batch parameters multiply as they are: those in a
+    slice of it that is the first factor of a product, which sums over them.
     """
     entry = at(trace.batch, place)
     read = torch.zeros(entry.shape[-1], dtype=torch.bool)
@@ -414,7 +416,7 @@ def _upstream(node: Node | None, stop: Collection[str] = (), axes: Collection[in
 
 
 def _is_map(node: Node, operations: Collection[str]) -> bool:
-    """Return whether a node is one of these operations; beside any, a fused attention is one, too."""
+    """Return whether a node is one of these operations. If there are any, a fused attention counts as one."""
     return _operation(node) in operations or (
         bool(operations) and _operation(node).startswith("ScaledDotProduct")
     )
