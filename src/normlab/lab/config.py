@@ -1,6 +1,6 @@
 """A run's configuration as frozen dataclasses, and the run id.
 
-The docstring of a field is the help text of its flag, see ``io``.
+The docstring of a field is the help text of its flag, see ``base.io``.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class SeedConfig:
 
     @classmethod
     def of(cls, seed: int) -> SeedConfig:
-        """Draw all with one seed."""
+        """Return the same seed for all three."""
         return cls(seed, seed, seed)
 
     def __post_init__(self) -> None:
@@ -290,7 +290,9 @@ class Config:
 
 
 def numbers(config: Any) -> dict[str, Any]:
-    """Return the part of a config that changes numbers, without fields that have their first default."""
+    """Return the part of a config that changes numbers, without fields that have the default with which they
+    were introduced (see ``base.io.since``): a new field leaves the ids of earlier runs as they are.
+    """
     changed: dict[str, Any] = {}
     for declared in dataclasses.fields(config):
         value = getattr(config, declared.name)

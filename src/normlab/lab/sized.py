@@ -24,7 +24,7 @@ class SizedRecipe:
 
     @property
     def title(self) -> str:
-        """The recipe."""
+        """The name of the recipe."""
         return self.config.recipe
 
     @property

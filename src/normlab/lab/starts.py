@@ -1,4 +1,4 @@
-"""The starts that a recipe gives to the matrices of a model of any kind, with its own layers and widths."""
+"""How a recipe would initialise the matrices of any model, given the model's own layers and widths."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def starts_of_recipe(recipe: str, setup: Setup) -> tuple[Start, ...]:
 
 
 def _draws(model: TokenModel) -> dict[_Key, tuple[float, int]]:
-    """Return the size of the entries of each matrix of one of our models, and their number."""
+    """Return the root mean square of the entries of each matrix of one of our models, and their number."""
     draws: dict[_Key, tuple[float, int]] = {}
     for sublayer in model.modules():
         if not isinstance(sublayer, Sublayer) or not isinstance(sublayer.f, Branch):

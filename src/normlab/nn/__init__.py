@@ -1,7 +1,7 @@
 """Transformers from placements, norms and branches; every variant is in the registry of its base class.
 
-Pure torch: it imports only ``base`` and ``errors``. ``optim``, ``lab`` and ``papers`` import it, and of the
-instruments ``scaling``, in one module.
+Pure torch: it imports only ``base``, ``errors`` and ``private_torch``. ``optim``, ``lab`` and ``papers``
+import it, and of the instruments ``scaling``, in one module.
 """
 
 from normlab.base.roles import ROLES

@@ -21,7 +21,9 @@ class Context:
     memory_mask: Tensor | None = None
     cache: Cache | None = None
     document_mask: Tensor | None = None
-    """`[B, 1, T, T]`: True where causal attention without a cache may look; None: at all positions before."""
+    """`[B, 1, T, T]`: True where causal attention without a cache may look; None: at its own position and all
+    before it.
+    """
     first_values: list[Tensor] = field(default_factory=list, compare=False, repr=False)
     """The values of the stack's first self-attention, if later ones read them."""
 
@@ -51,7 +53,7 @@ class Cache:
         self._mask: Tensor | None = None
 
     def begin_prompt(self, length: int) -> None:
-        """Begin the first positions, of one beam."""
+        """Begin a prompt of ``length`` positions; the cache must be empty and have one beam."""
         self.in_prompt, self.length = True, length
 
     def begin_step(self) -> None:

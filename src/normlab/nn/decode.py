@@ -55,7 +55,9 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Constraints on the outputs. Only ``allowed`` changes log-probabilities."""
+    """Constraints on the outputs. ``allowed`` acts before the softmax, so that the entries left add up to 1;
+    what the others rule out is not redistributed.
+    """
 
     max_len_ratio: float
     """An output has at most ``max_len_ratio * |x| + 10`` tokens, and no more than ``MAX_LEN`` or the model's
@@ -123,7 +125,9 @@ class _Continuations(ABC):
 
     @abstractmethod
     def advance(self, log_p: Tensor) -> None:
-        """Choose the next token of every continuation given `[B', K, V]`, which may be overwritten."""
+        """Choose the next token of every continuation, given log-probabilities `[B', K, V]`, which may be
+        overwritten.
+        """
 
     @abstractmethod
     def results(self) -> list[list[Hypothesis]]:
@@ -214,7 +218,7 @@ class _Beams(_Continuations):
         return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in self.finished]
 
     def _collect(self, scores: Tensor, parents: Tensor, words: Tensor) -> None:
-        """Store the hypotheses that end among the best K candidates with their sentence."""
+        """Store each hypothesis that ends among the best K candidates under its sentence."""
         ends = (words == EOS) & scores.isfinite()
         ends[:, self.width :] = False
         ends &= ~self.ended[:, None]
@@ -267,8 +271,8 @@ def nucleus(log_p: Tensor, mass: float) -> Tensor:
 
 
 def truncated(log_p: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """Return log-weights `[..., V]` at a temperature, of the ``top_k`` likeliest and, of these, the nucleus
-    of ``top_p``.
+    """Return log-weights `[..., V]` at a temperature, with minus infinity outside the ``top_k`` likeliest
+    entries and, among these, outside the nucleus of ``top_p``.
     """
     return nucleus(likeliest(log_p / temperature, top_k), top_p)
 
@@ -325,7 +329,8 @@ def generate(
     """Return ``count`` tokens after a prompt `[P]` for each of K seeds, `[K, count]`.
 
     Each is drawn from ``choose`` of the log-probabilities `[K, V]` of all tokens but PAD, and sees the
-    ``window`` tokens before it: from caches as long as these begin with the prompt, otherwise recomputed.
+    ``window`` tokens before it: from caches while the window reaches back to the first token of the prompt,
+    recomputed after that.
     """
     device = next(model.parameters()).device
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]

@@ -49,11 +49,11 @@ class Parametrisation(Registered, ABC):
     rates: ClassVar[Mapping[str, Exponents]] = {}
     decays: ClassVar[Mapping[str, Exponents]] = {}
     eps: ClassVar[Exponents] = ONE
-    """On the eps of all parameters alike."""
+    """The factor on eps, the same for all parameters."""
     head: ClassVar[Exponents] = ONE
-    """On the hidden states from which the logits are computed."""
+    """The factor on the hidden states from which the logits are computed."""
     branch: ClassVar[Exponents] = ONE
-    """On every branch's output."""
+    """The factor on every branch's output."""
     optimizers: ClassVar[tuple[str, ...]] = ()
     """The update rules for which the factors are derived; empty for any."""
 

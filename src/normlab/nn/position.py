@@ -148,7 +148,10 @@ def _rotation(length: int, width: int, like: Tensor, theta: float) -> tuple[Tens
 def _kept_rotation(
     length: int, width: int, theta: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Keep ``_rotation`` for the next step of decoding, most of whose time it would take to make it anew."""
+    """Return ``_rotation`` and keep it for the next steps of decoding, which would otherwise spend most of
+    their time on it.
+    """
+    # A table made in inference mode could not be used later where gradients are recorded.
     with torch.inference_mode(mode=False):
         return _rotation(length, width, torch.empty(0, dtype=dtype, device=device), theta)
 

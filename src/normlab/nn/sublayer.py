@@ -157,8 +157,8 @@ class Attention(Branch):
         return self.dropout(scaled(self.out(self.inner_norm(y)), self.factor))
 
     def _visible(self, queries: int, device: torch.device, context: Context) -> tuple[Tensor | None, bool]:
-        """Return the mask of the positions that each query sees, None for all, and whether it sees none after
-        its own, which a kernel can do without a mask.
+        """Return the mask of the positions that each query may see (None: it hides nothing), and whether the
+        attention must hide later positions itself, which kernels do without a mask.
         """
         cache = context.cache if self.causal else None
         if cache is not None and not cache.in_prompt:

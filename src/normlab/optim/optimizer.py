@@ -86,6 +86,7 @@ def radam(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.optim.Op
         )
     held_steps = next(n for n in count() if longest - 2 * (n + 1) / (beta2 ** -(n + 1) - 1) > 5)
     optimizer = radam_sgd(parameters, lr, config)
+    # At the rate 0 a step of torch's RAdam updates the moments and leaves the weights as they are.
     rates: list[Tensor] = []
 
     def steps_of(group: dict[str, Any]) -> Any:
@@ -147,6 +148,7 @@ def _muon(parameters: Groups, lr: Tensor, config: OptimConfig, adjust: str) -> t
     matrices, others = Groups(), Groups()
     for group in parameters:
         if group["role"] == "hidden" and all(p.dim() == 2 for p in group["params"]):
+            # These two are Adam's: Muon has no betas, and its eps is another one.
             options = {name: value for name, value in group.items() if name not in ("betas", "eps")}
             matrices.append({**options, "lr": group["lr"].cpu(), "use_muon": True})
         else:
@@ -200,7 +202,9 @@ class _WideProducts(TorchDispatchMode):
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers as one, with the groups and states of all; a group's ``part`` numbers its own."""
+    """Several optimizers as one, with the groups and states of all; a group's ``part`` is the number of the
+    optimizer that steps it.
+    """
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts: list[torch.optim.Optimizer] = []

@@ -139,7 +139,9 @@ def _rules_by_role(config: OptimConfig) -> RoleTable:
 
 
 def clipped_together(model: nn.Module, config: OptimConfig) -> list[list[int]]:
-    """Return the parameters whose gradients are clipped by one norm, as numbers in the model's order."""
+    """Return groups of parameters, as numbers in the model's order; the gradients of a group are clipped by
+    their joint norm.
+    """
     together: dict[str, list[int]] = {}
     for i, parameter_role in enumerate(parameter_roles(model).values()):
         name = parameter_role.role if config.clip_by == "role" else ""

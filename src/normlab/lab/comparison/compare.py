@@ -194,7 +194,7 @@ def hardware(folders: Sequence[RunFolder]) -> str:
 
 
 def judge(comparison: Comparison, root: Path, *, exchanges: int = 2000) -> Comparison:
-    """Return the comparison, and compute again what follows from its runs, which are in ``root``.
+    """Return the comparison with all that follows from its runs, which are in ``root``, computed anew.
 
     Its recipes need names, learning rates and run ids; outcomes, scores, means, differences, sentences and
     the signatures of scores are filled in.
@@ -325,7 +325,7 @@ def _models(
     comparison: Comparison,
     exchanges: int,
 ) -> dict[str, Any]:
-    """The difference between these very models, at the seeds at which both trained, and its p."""
+    """The difference between the trained models themselves, at the seeds at which both trained, and its p."""
     seeds = sorted(a.keys() & b.keys())
     if not seeds:
         return {}

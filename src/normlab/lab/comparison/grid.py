@@ -1,4 +1,4 @@
-"""The runs of a comparison by recipe, or by setup of the user's own, learning rate and seed."""
+"""The runs of a comparison, by recipe (or setup of the user's own), learning rate and seed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from normlab.lab.training.own_setups import files_of
 from normlab.lab.training.timing import Seconds, measure_side_by_side
 
 SAMPLES: Final = 8
-"""The outputs of so many test examples are shown."""
+"""The number of test examples whose outputs are shown."""
 
 
 def on_backend(request: CompareRequest) -> CompareRequest:
@@ -162,7 +162,7 @@ def grid_of(request: CompareRequest, setups: Mapping[str, Any] | None = None) ->
 
 
 class RunGrid(Grid):
-    """Recipes, on one task."""
+    """The grid of a comparison of recipes on one task."""
 
     def __init__(self, request: CompareRequest) -> None:
         super().__init__(request)
@@ -252,7 +252,9 @@ class RunGrid(Grid):
 
 
 class SetupGrid(Grid):
-    """Setups of the user's own. All use the batches, and the held-out batches, of the first."""
+    """The grid of a comparison of setups of the user's own. All use the batches, and the held-out batches, of
+    the first.
+    """
 
     def __init__(self, request: CompareRequest, setups: Mapping[str, Any]) -> None:
         if request.on != "local":

@@ -175,7 +175,7 @@ class RecipeResult:
     """None: not recorded."""
 
     def value(self, metric: Metric) -> float | None:
-        """The mean test score; None if no seed trained."""
+        """The mean test score; None if no seed trained, or if one that did has no score."""
         mean = self.means.get(metric.name)
         return mean.value if mean else None
 
@@ -202,19 +202,21 @@ class RecipeResult:
 
 @dataclass(frozen=True)
 class RecipeDifference(Difference):
-    """Two recipes compared: beside what is known of any two things, their costs and their very models."""
+    """Two recipes compared: besides what any ``Difference`` holds, their costs and their trained models."""
 
     costs: str = ""
     """How ``a`` differs from ``b`` in parameters and FLOPs, in words; empty if those are not recorded."""
     models: float | None = None
-    """The plain difference between the mean scores of these models."""
+    """The plain difference between the mean scores of the trained models."""
     p_models: float | None = None
-    """The p of that difference by exchanging outputs: only about these models, and not corrected."""
+    """The p value of that difference by exchanging outputs: it is about these models alone, not about their
+    recipes, and not corrected for the number of pairs.
+    """
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A test example with each recipe's output (``Comparison.sample_seed``, chosen learning rate)."""
+    """A test example with the output of each recipe's first scored seed, at its chosen learning rate."""
 
     source: str
     reference: str
@@ -257,13 +259,13 @@ class Comparison:
     rate_by: str = NLL.name
     """Name of the dev metric by which learning rates were chosen."""
     sample_seed: int | None = None
-    """The seed whose outputs are the samples."""
+    """The first reported seed, from which the samples are taken where it has scores."""
     open_recipes: tuple[str, ...] = ()
     """Recipes whose runs have not all ended."""
     failed: tuple[str, ...] = ()
     """Run ids that ended in an error, with the reason after a colon."""
     test_is_dev: bool = False
-    """Whether no test text was given: test scores are then those of the dev text, which made the choices."""
+    """Whether all of the test text is dev text, on which the choices were made."""
     unigram_entropy_nats: float | None = None
     """Entropy of the training tokens that are predicted; None if not recorded."""
     signatures: dict[str, str] = field(default_factory=dict)

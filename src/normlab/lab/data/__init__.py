@@ -1,1 +1,1 @@
-"""Parallel and plain text, from raw files or the built-in corpus to padded batches."""
+"""Parallel, plain and labelled text, from raw files or the built-in corpus to padded batches."""

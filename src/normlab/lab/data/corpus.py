@@ -131,7 +131,7 @@ class Encoded:
         return {"words": self.words, "bytes": self.bytes}
 
     def compare(self, texts: Sequence[str], decoded: Sequence[str]) -> None:
-        """Record a loss in a part of the text, unless one is known already."""
+        """Record in ``lost`` the first of these texts that was not restored, unless one is known already."""
         for text, back in zip(texts, decoded, strict=True):
             if not self.lost and text != back:
                 place = _first_difference(text, back)
@@ -140,7 +140,7 @@ class Encoded:
 
 
 _BEFORE, _AFTER = 12, 20
-"""Characters shown before and after the place of a loss."""
+"""Characters shown before and after the first one that was not restored."""
 
 
 def _first_difference(a: str, b: str) -> int:
@@ -152,7 +152,7 @@ def _first_difference(a: str, b: str) -> int:
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """Read the manifest of a folder; None if the folder is missing or incomplete, or the manifest is not what
-    was written: its content is not looked at a second time.
+    was written: whoever uses its entries does not check them again.
     """
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())

@@ -205,8 +205,8 @@ class Shards:
 
 @final
 class ShardTokens:
-    """The tokens of shards, after an EOS, in our numbers; they stay on disk until needed. ``ours`` is our
-    entry for each of theirs.
+    """The tokens of shards as entries of our vocabulary, with an EOS before the first. They stay on disk
+    until needed. ``ours`` is our entry for each of theirs.
 
     A document that a file next to a shard lists begins after an EOS, which is added if there is no special
     token.

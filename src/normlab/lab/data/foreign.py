@@ -170,7 +170,7 @@ def of_json(fields: Mapping[str, Any]) -> ForeignTokenizer:
 
 
 _SAMPLE: Final = "one two\n\n\tthree"
-"""A text that the bytes of its entries restore if they do not depend on their neighbours."""
+"""A text that comes back from the bytes of its entries only if these do not depend on their neighbours."""
 _BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
 
 

@@ -42,10 +42,10 @@ _DOCUMENTS = "test.documents.npy"
 
 @dataclass(frozen=True)
 class Stream:
-    """A text as one array of tokens: each document after an EOS, if the tokenizer takes text verbatim.
+    """A text as one array of tokens: each document after an EOS, if the tokenizer takes text verbatim or the
+    text comes as token shards.
 
-    With other tokenizers: an EOS, then the tokens of each line with an EOS at its end; an empty line is just
-    an EOS.
+    Otherwise: an EOS, then the tokens of each line with an EOS at its end; an empty line is just an EOS.
     """
 
     tokens: TokenArray
@@ -269,7 +269,7 @@ def _cut(read: Read, length: int, chosen: Ints, block_len: int) -> tuple[Ints, I
         part = read(start, min(start + block_len + 1, length))
         line[: len(part)] = part
     ids, target = window[:, :-1].copy(), window[:, 1:].copy()
-    ids[target == PAD] = PAD
+    ids[target == PAD] = PAD  # the stream's last token has no target, so it is no input either
     return ids, target
 
 

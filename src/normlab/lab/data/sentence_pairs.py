@@ -116,7 +116,9 @@ class Spans:
         return ids, segments, random.astype(np.int64)
 
     def _cuts(self, chosen: Ints, draw: NDArray[np.float64]) -> Ints:
-        """Return the first token of B in each span: of a line that begins within it, or any if none does."""
+        """Return the first token of B in each span: that of a line that begins within it or, if none does,
+        any but the span's own first.
+        """
         start, stop = self.bounds[chosen].T
         low = np.searchsorted(self.lines, start, "right")
         high = np.searchsorted(self.lines, stop, "left")

@@ -282,7 +282,7 @@ class Overlap:
 
 
 def describe_shares(shares: Mapping[str, float]) -> str:
-    """``1.5% of test in training, 0.0% of test in dev``."""
+    """Say ``Overlap.shares`` in words: ``1.5% of test in training, 0.0% of test in dev``."""
     return ", ".join(f"{100 * share:.1f}% of {name}" for name, share in shares.items())
 
 

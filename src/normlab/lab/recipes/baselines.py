@@ -28,7 +28,7 @@ ADAMW: Mapping[str, Any] = {
     "final_lr_factor": 0.1,
     "label_smoothing": 0.0,
 }
-"""What most language models train with: AdamW, decay on matrices, clipping, a tenth of the rate at last."""
+"""How most language models are trained: AdamW, decay on matrices, clipping, a rate that ends at a tenth."""
 
 
 PLAIN: Mapping[str, Any] = {"dropout": 0.0}

@@ -272,7 +272,7 @@ class _Recipe:
 
     @property
     def start(self) -> _Recipe | None:
-        """The recipe of the baseline."""
+        """The baseline's own recipe; None without a baseline."""
         return _parse(self.baseline.recipe) if self.baseline else None
 
     @property

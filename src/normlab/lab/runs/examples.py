@@ -27,7 +27,7 @@ def read_examples(path: Path) -> dict[str, NDArray[np.float64]]:
         return {name: np.asarray(rows, dtype=np.float64) for name, rows in load(path.read_bytes()).items()}
     except SafetensorError as error:
         raise UserError(f"{path} is damaged ({error}); bring it back, or train the run again") from error
-    except KeyError as error:  # a type of numbers that numpy has not, as bfloat16 and float8
+    except KeyError as error:  # a type of numbers that numpy does not have, such as bfloat16 or float8
         raise UserError(
             f"{path} holds numbers of the type {error.args[0]}, but statistics are float64; bring back what "
             "the run wrote, or train it again"

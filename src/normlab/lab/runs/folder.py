@@ -92,7 +92,7 @@ class RunFolder:
         """The model's outputs on the test text, one line per example, if the task writes any."""
         self.scores = self.path / "scores.json"
         self.examples = self.path / "test.examples.safetensors"
-        """The statistics of each test example, by metric, as ``files.read_examples`` reads them."""
+        """The statistics of each test example, by metric, as ``examples.read_examples`` reads them."""
         self._metrics, self._probes = self.path / "metrics.jsonl", self.path / "probes.jsonl"
         self._row_files = (self._metrics, self._probes)
         self.lost = self.path / "rows.lost"
@@ -156,7 +156,7 @@ class RunFolder:
             return from_plain(tuple[Metric, ...], recorded, "metrics")
 
     def repeat_command(self) -> str:
-        """Return the command that trains the run again, into the folder ``again`` here."""
+        """Return the command that trains the run again, into ``again`` in the current directory."""
         if command := self._recorded("repeat"):
             return str(command)
         file, here = self.config_file.absolute(), Path.cwd()

@@ -68,9 +68,9 @@ class BertPretraining(Task[TextCorpus, Encoder, BertBatch], name="bert_pretraini
     the mean over the pairs enters a micro-batch's sum once for each of its masked tokens. Both are therefore
     means, even over several micro-batches, which are weighted by their masked tokens. Masks and pairs are
     drawn anew at every step, from (seed, purpose, step), but only once for dev and test. There, every token
-    to predict is masked: training leaves some unchanged, and a model that ignores the context but copies gets
-    half of those right. Ends of lines are not tokens here. Scores are resampled by document, see
-    ``text.document_sizes``.
+    to predict is masked: training replaces a tenth of them by random tokens and leaves a tenth unchanged, and
+    a model that copies these without looking at the context gets half of them right. Ends of lines are not
+    tokens here. Scores are resampled by document, see ``text.document_sizes``.
     """
 
     texts = ("train_text", "dev_text", "test_text")

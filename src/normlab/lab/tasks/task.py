@@ -112,7 +112,7 @@ class Evaluation:
 
 
 def ignore_progress(phase: str, done: float | None) -> None:
-    """Ignore progress."""
+    """Do nothing: what a task's ``advance`` is while nobody shows its progress."""
 
 
 CorpusT = TypeVar("CorpusT", bound=Prepared)
@@ -160,7 +160,8 @@ class Task(ABC, Generic[CorpusT, ModelT, BatchT]):
 
     @classmethod
     def selection_metric(cls, config: Config) -> Metric:
-        """Return the dev metric that chooses the best checkpoint and learning rate, see ``train.best_by``.
+        """Return the dev metric that chooses the best checkpoint, see ``train.best_by``; learning rates are
+        chosen by ``rate_metric``.
 
         Raises UserError with the nearest name if the task has no such metric on dev.
         """

@@ -1,1 +1,1 @@
-"""One run: the trainer, its checkpoints, ranks, precision and outcome."""
+"""Training one run, with its checkpoints and outcome, training many, and using, folding or exporting one."""

@@ -17,7 +17,8 @@ from normlab.trace.tensors import unwrap
 
 
 def cost_of(model: nn.Module, loss: Callable[[nn.Module], Tensor], tokens: int = 0) -> Cost:
-    """Count a model, and one forward and backward pass of ``loss``, in which ``tokens`` are predicted.
+    """Count the parameters of a model, and the FLOPs of one forward and backward pass of ``loss``, in which
+    ``tokens`` are predicted.
 
     ``torch.utils.flop_counter`` counts only matrix products and convolutions, and attention in full, as if
     nothing were masked. The pass runs on a copy of the model without fused kernels, which torch does not

@@ -143,7 +143,9 @@ class Queue:
         self.folders.append(RunFolder(self.root / run_id(config)))
 
     def run(self, done: Callable[[Config], None] = lambda config: None) -> None:
-        """Train until nothing waits. ``done`` is called with each finished run and may ``add`` more."""
+        """Train until nothing waits. ``done`` is called with each run that is done or has failed, and may
+        ``add`` more.
+        """
         workers: list[Worker] = []
         running: dict[Future[str], tuple[Worker, Config]] = {}
         threads = ThreadPoolExecutor(self.jobs, "run")  # one waits for each worker's answer

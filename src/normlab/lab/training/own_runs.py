@@ -188,7 +188,7 @@ class _OwnRun:
     setup: Setup
     scale: Scale
     factor: float
-    """Of the setup's own rates, to have the largest one of the configuration."""
+    """The factor on the setup's own rates that makes the largest of them the configuration's."""
     dev: Sequence[Any]
     """Held-out batches: every second one helps to choose rates, the others are reported."""
     stop: threading.Event

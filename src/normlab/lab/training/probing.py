@@ -18,7 +18,7 @@ from normlab.watching.meter import Grouping, Meter, StepRecord, norms_of
 
 
 def activation_probes(model: nn.Module, preset: str) -> list[Probe]:
-    """Return the probes of a preset of ``diagnosis.probes`` in this model; none for "".
+    """Return the probes of a preset of ``diagnosis.presets`` in this model; none for "".
 
     Parameters are not probed, since the trainer has their norms.
     """
@@ -54,8 +54,8 @@ _OF_SUBLAYERS: Final = (("grad", "l2"), ("weight", "l2"), ("update", "ratio"))
 
 
 class Probing:
-    """Measures what a preset of ``diagnosis.probes`` names in one model in training, on the first micro-batch
-    of every step that is ``due``; nothing for "".
+    """Measures what a preset of ``diagnosis.presets`` names in one model in training, on the first
+    micro-batch of every step that is ``due``; nothing for "".
 
     Gradients are measured before clipping, and updates relative to the weights, for each sublayer and, from
     ``standard`` on, for each kind of matrix. Between the measured steps there are no hooks. A measured step

@@ -19,7 +19,7 @@ from normlab.optim import ScheduleState, ValDecay, schedule_factor
 
 @dataclass
 class RunProgress:
-    """How far a run is. Weights that are kept on their own have only the step."""
+    """How far a run is. A checkpoint of weights alone stores only the step."""
 
     step: Count = 0
     tokens: Count = 0
@@ -71,6 +71,7 @@ class TrainingClock:
 
     @contextmanager
     def stopped(self) -> Generator[None]:
+        """Leave the seconds of this block out."""
         began = self.seconds()
         yield
         self._start += self.seconds() - began

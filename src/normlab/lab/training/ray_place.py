@@ -16,7 +16,7 @@ from normlab.judging.runner import PATIENCE_SECONDS, PLACES, LocalProcess, Proce
 from normlab.lab.training.ray import SENT, connect
 
 STOPPED_SECONDS: Final = 4 * PATIENCE_SECONDS
-"""A node has so long to say that its run is stopped."""
+"""How long a node may take to say that its run has stopped."""
 
 
 @PLACES.register("ray")

@@ -70,7 +70,7 @@ def rewrite(model: TokenModel, config: ModelConfig) -> Rewritten:
     if any((factor != 1).any() for factor in input_factors.values()):
         plain = _fold_inputs(model, plain, input_factors)
     changed = replace(plain, scheme=config.scheme) != config
-    # A scheme only draws initial weights, and these are trained: every name of one describes the model.
+    # A scheme only draws initial weights, and these are trained: any scheme would do, so it is the default.
     plain = replace(plain, scheme=ModelConfig().scheme)
     return Rewritten(model, plain, tuple(dict.fromkeys(reasons)), changed)
 

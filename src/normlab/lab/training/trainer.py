@@ -139,6 +139,7 @@ class Trainer:
         return copy.deepcopy(self.parallel.plain())
 
     def begin(self) -> InitialWeights | None:
+        """Load the weights that ``train.init_from`` names, if any; return what was taken from them."""
         if not self.config.train.init_digest:
             return None
         return load_initial_weights(self.parallel, self.task)

@@ -45,9 +45,10 @@ def translate(
 ) -> list[str]:
     """Translate raw lines with a run's weights, using its own tokenizer and search.
 
-    Each translation begins with its line's prefix. ``weights`` is a name in ``training.weights``, by default
-    the tested ones; ``threads`` is 0 for all cores, by default the run's number. Raises FileNotFoundError for
-    missing weights, and UserError for a run of another task and a prefix that cannot be produced.
+    Each translation begins with its line's prefix. ``weights`` names weights as in
+    ``training.weights.checkpoint_of``, by default the tested ones; ``threads`` is 0 for all cores, by default
+    the run's number. Raises FileNotFoundError for missing weights, and UserError for a run of another task
+    and a prefix that cannot be produced.
 
     >>> len(normlab.translate(run, ["zwei", "drei"]))
     2

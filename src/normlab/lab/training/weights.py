@@ -102,7 +102,7 @@ class Weights:
     name: str | int
     path: Path
     description: str
-    """``the best weights on dev, after step 1,200``."""
+    """Which weights they are, in words: ``the best weights on dev, after step 1,200``."""
     step: int
 
 

@@ -42,7 +42,10 @@ def _normalises_rows() -> bool:
 
 
 class _RowsScaled(torch.autograd.Function):
-    """Torch differentiates the operator only once: its derivative treats the norms as constants."""
+    """Rows scaled to given lengths, by torch's weight normalisation.
+
+    Differentiable only once, since the operator's derivative treats the norms as constants.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:  # pyrefly: ignore[bad-override]

@@ -86,8 +86,8 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 def _multiplies(dtype: torch.dtype) -> bool:
     """Return whether torch has the private operator and it multiplies this dtype correctly.
 
-    torch multiplies a dtype for which the processor has no instructions, and fp32 on processors with AVX2
-    alone, where its own library is faster.
+    Also False for a dtype for which the processor has no instructions, and for fp32 on processors with AVX2
+    alone, where torch's own library is faster.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         return False

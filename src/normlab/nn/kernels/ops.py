@@ -75,7 +75,7 @@ def softmax(scores: Tensor) -> Tensor:
 _PLAIN_ATTENTION_SCORES = 2**18
 """Largest number of queries times keys for which attention on the CPU trains without the fused kernel."""
 _FEW_QUERIES = 32
-"""Largest number of queries, one per beam, for which a search does without it."""
+"""Largest number of queries, one per beam, for which a search does without the fused kernel."""
 
 
 def attention(

@@ -1,1 +1,1 @@
-"""Placements: the interface in ``base``, the published ones in ``normed`` and ``scaled``."""
+"""Placements: the interface in ``base``, the published ones in ``normed``, ``scaled`` and ``streamed``."""
