@@ -1,4 +1,4 @@
-"""All that normlab uses of torch's private parts, each with the reason why the public ones do not do.
+"""All that normlab uses of torch's private parts, each with the reason why public ones will not do.
 
 A release of torch may move or change any of these without notice. No other module of normlab names one
 (``tests/test_private_torch.py`` reads them all), so that this is the only file to mend then. The same tests

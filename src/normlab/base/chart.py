@@ -1,7 +1,7 @@
 """Charts as data: which columns of a table are shown, and as what; how they are drawn is for ``report``.
 
 A study, an artefact of a paper and a page declare their charts with these classes, and one function draws
-them all (``normlab.report.drawings.draw``). It is stored with the tables, as a dict of its ``kind`` and
+them all (``normlab.report.drawings.draw``). A chart is stored with the tables, as a dict of its ``kind`` and
 its fields.
 """
 

@@ -168,7 +168,7 @@ def from_plain(kind: Any, content: Any, where: str = "", *, more: bool = False) 
 
     Raises UserError with the place, below ``where``, if a key is unknown (with the nearest known one), if a
     field without a default is missing, or if a value has another type or is out of range. With ``more``, keys
-    that ``kind`` has not are left to others.
+    that ``kind`` does not have are ignored.
     """
     from pydantic import ValidationError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def available_bytes() -> int:
-    """Return the memory that a process may take, what files are cached in included where the system tells."""
+    """Return how much memory a process may take, including that of cached files where the system tells it."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))

@@ -108,7 +108,7 @@ def in_words(metrics: Sequence[Metric], scores: Mapping[str, object]) -> str:
 
 IGNORES_SOURCE: Final = "ignores its source"
 MOSTLY: Final = 0.5
-"""A run has failed if a single output makes up more than this share of its outputs."""
+"""A run ignores its source if a single output makes up more than this share of its outputs."""
 
 
 @dataclass(frozen=True)

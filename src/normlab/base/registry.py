@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Registry(dict[str, T]):
     """The parts of one ``kind`` (norm, placement, property, …) by name, in the order of their registration.
 
-    To enter the same object again under its name changes nothing, as where two modules bind one study.
+    Entering the same object again under its name changes nothing, as where two modules bind one study.
 
     Raises UserError, with the names that there are, if a name is taken, and if an unknown one is looked up.
     """

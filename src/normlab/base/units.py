@@ -25,7 +25,7 @@ def count(number: int, thing: str) -> str:
 
 
 def told_apart(a: float, b: float, digits: int = 3) -> tuple[str, str]:
-    """Return two numbers with so many digits or, where these are the same, one more than differ."""
+    """Return two numbers in so many digits or, if these are the same, in one more than tell them apart."""
     # seventeen digits tell any two floats apart
     differing = (n for n in range(digits, 17) if f"{a:.{n}g}" != f"{b:.{n}g}")
     needed = next(differing, digits)

@@ -1,5 +1,5 @@
 """The command line: parse, call one function, print.
 
-It may import every room, and imports most of them when a command needs them; only ``python -m normlab``
-imports it.
+It may import every room, and imports most of them when a command needs them. Only ``python -m normlab`` and
+the installed command ``normlab`` import it.
 """

@@ -1,4 +1,4 @@
-"""What to type next after a first mistake: a source that is none, a script that ends early or raises."""
+"""What to type next after a first mistake: a word that is no source, a script that ends early or raises."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ class CheckCommand(ExaminedFlags):
             return
         from normlab.setups.huggingface import setup_from_configuration
 
-        shrink = None  # as large models are
+        shrink = None  # only large models are shrunk
         if self.shrink or self.no_shrink:
             shrink = self.shrink
         named = setup_from_configuration(

@@ -74,7 +74,7 @@ class CompareCommand:
     def defaults(cls, argv: Sequence[str]) -> Self:
         name, base = base_of(argv)
         for value in typed_values(argv, "--lrs"):
-            if not value or value.startswith("--"):  # or the rates by default would be taken for it
+            if not value or value.startswith("--"):  # else the default rates would be taken
                 raise UserError("a comparison needs at least one of lrs, but got none; type --lrs 1e-3 2e-3")
         untyped = RequestFlags(lrs=())  # recipes and files have rates of their own by default
         return cls(asked=untyped, flags=ConfigFlags.of(base), config=name)

@@ -20,7 +20,7 @@ INTERRUPTED: Final = 130
 SPREAD: Final = ("train",)
 """Commands that share their work among torchrun's processes."""
 RENAMED: Final = {"--budget-s": "--budget"}
-"""Options by names that they had before."""
+"""Earlier names of options, each with its name now."""
 COMMANDS: Final = {
     "check": "check:CheckCommand",
     "explain": "explain:ExplainCommand",
@@ -260,7 +260,7 @@ def keep_streams() -> None:
 
 
 def _lasting(descriptor: int, before: TextIO | None) -> TextIO:
-    """Return a stream on a descriptor that is written as the one before, if there was one."""
+    """Return a stream on a descriptor, with the encoding and buffering of the one before if there was one."""
     unencodable = "backslashreplace" if descriptor == 2 else getattr(before, "errors", None)
     raw = _Lasting(descriptor, "w", closefd=False)
     return io.TextIOWrapper(

@@ -43,7 +43,7 @@ Imports = Annotated[UseAppendAction[tuple[str, ...]], arg(name="import", metavar
 
 @functools.cache
 def _docstrings(module: str) -> dict[str, dict[str, str]]:
-    """Class to field to docstring, from a module's source: Python does not keep them at run time."""
+    """Return the docstrings of fields by class and name, from a module's source: Python does not keep any."""
     docstrings: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         if not isinstance(node, ast.ClassDef):
@@ -316,7 +316,9 @@ class SourceFlags(ABC):
 
     @classmethod
     def is_of_recipe(cls, field: str) -> bool:
-        """Whether only a recipe or a run reads a field: one of these, or most of a configuration's."""
+        """Whether only a recipe or a run reads a field: those of ``OF_RECIPE``, and those of a configuration
+        but for ``OWN``.
+        """
         of_configuration = field not in {f.name for f in fields(cls)} and flag_name(field) not in cls.OWN
         return of_configuration or field in cls.OF_RECIPE
 
@@ -403,7 +405,7 @@ class SourceFlags(ABC):
         )
 
     def print_json(self, documents: Sequence[Mapping[str, Any]]) -> None:
-        """Print a list of what there is about each source; if there is just one, without the list."""
+        """Print the documents about all sources as a list; a single one is printed without the list."""
         content = documents[0] if len(documents) == 1 else documents
         print(json.dumps(content, ensure_ascii=False, allow_nan=False))
 

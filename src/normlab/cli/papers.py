@@ -105,7 +105,7 @@ class PapersCommand:
 
 
 def _wanted(names: Sequence[str], known: Mapping[str, Finding]) -> tuple[list[Finding], list[Artefact]]:
-    """The findings and artefacts that names stand for: both of all papers without names."""
+    """The findings and artefacts that names stand for; without names, those of all papers."""
     findings: dict[str, Finding] = {}
     artefacts: dict[str, Artefact] = {}
     keys = papers.keys()
@@ -388,8 +388,10 @@ class ReproduceCommand:
         )
 
     def _wanted(self, *, having_more: bool) -> list[Artefact]:
-        """Raises UserError if no artefact is left that has a study, unless there is more to do; one named by
-        its id says so itself.
+        """Return the artefacts to measure: those that have a study, and those named by their ids, which say
+        themselves that they have none.
+
+        Raises UserError if none is left, unless there are planned runs to train (``having_more``).
         """
         left_out = papers.chosen(self.without)
         named = papers.chosen(_artefacts_of(self.names))
@@ -406,7 +408,9 @@ class ReproduceCommand:
         return wanted
 
     def _require_scale(self, wanted: Sequence[Artefact]) -> None:
-        """Raise UserError if none of these has trainings of the scale; what needs none is of the laptop's."""
+        """Raise UserError if none of these has trainings of the scale. An artefact that needs no training can
+        be measured at the laptop scale.
+        """
         scales = dict.fromkeys(scale for artefact in wanted for scale in artefact.trainings)
         needs_trainings = self.scale != LAPTOP or all(artefact.trainings for artefact in wanted)
         if needs_trainings and self.scale not in scales:

@@ -142,8 +142,8 @@ def classification() -> Config:
 
 @CONFIGS.register()
 def mrpc() -> Config:
-    """Paraphrase or not, 3,668 training pairs, dev 408 of these, the official test: 3 epochs of batches of
-    16.
+    """Paraphrase or not, 3,668 training pairs and 408 of the same set as dev, the official test: 3 epochs of
+    batches of 16.
     """
     return _tuned("MRPC", steps=3 * 230)
 

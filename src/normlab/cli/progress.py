@@ -46,7 +46,7 @@ STYLES = {
 
 
 def state_of(status: Status) -> str:
-    """Return one word: the outcome of a finished run, otherwise its state."""
+    """Return the outcome of a finished run, otherwise its state, in a word or two."""
     if status.state == "done" and status.outcome:
         return status.outcome.state
     return "waiting" if status.state == "new" else status.state

@@ -14,7 +14,7 @@ from normlab.base.units import duration
 from normlab.cli import errors
 
 FIRST_AFTER_S: Final = 60.0
-"""Each further line comes after twice as long as the one before."""
+"""When the first line comes; each further one comes after twice as long as the one before."""
 
 
 @contextmanager

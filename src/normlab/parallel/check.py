@@ -134,7 +134,7 @@ def report_of(comparison: Comparison, why_single: str = "", allowed: tuple[str, 
 
 
 def _rates(comparison: Comparison) -> dict[str, str]:
-    """Return what is said of rates that are others on ranks than in one process."""
+    """Return a fact about the first rate that differs between ranks and one process; empty if none does."""
     again = comparison.again
     if again is None:
         return {}

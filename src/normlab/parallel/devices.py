@@ -16,7 +16,7 @@ LEFT_OUT: Final = ("set_device", "synchronize")
 """Functions of ``torch.cuda`` that raise where there is no such device, and return nothing."""
 
 DEVICES: Final = ("device_ids", "output_device")
-"""The first arguments of ``DistributedDataParallel`` after its module; it takes none for one on the CPU."""
+"""The first arguments of ``DistributedDataParallel`` after its module; a module on the CPU must have none."""
 
 
 class OnTheCpu(TorchFunctionMode):

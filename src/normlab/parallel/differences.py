@@ -44,8 +44,8 @@ class Difference:
 def differences(actual: Named, expected: Named) -> Iterator[Difference]:
     """Yield the parameters of two processes that differ by more than rounding, in their order.
 
-    Half of the digits of their type must agree. What is small beside all of them, as a gradient that is zero
-    but for rounding, is compared with what rounding makes of the largest.
+    Half of the digits of their type must agree. A tensor that is tiny next to the largest, such as a gradient
+    that is zero but for rounding, may also differ by what rounding leaves of the largest.
     """
     largest = max((float(x.double().norm()) for x in expected.values()), default=0.0)
     for name, x in expected.items():
@@ -65,7 +65,7 @@ def _difference(name: str, actual: Tensor | None, expected: Tensor, largest: flo
         return Difference(name, math.inf, None)
     eps = torch.finfo(expected.dtype).eps
     apart = float((actual.double() - wide).norm())
-    if apart <= math.sqrt(eps) * norm + left_of_zero:  # which no NaN is
+    if apart <= math.sqrt(eps) * norm + left_of_zero:  # never so for a NaN
         return None
     return Difference(name, apart / norm if norm else math.inf, _factor(actual.double(), wide, eps))
 
@@ -73,8 +73,8 @@ def _difference(name: str, actual: Tensor | None, expected: Tensor, largest: flo
 def where_known(updates: Named, gradients: Named) -> Named:
     """Return updates with 0 where the gradient is zero but for rounding.
 
-    Adam divides a gradient by its own size, so that what rounding leaves of a zero, as of a key's bias in
-    attention, may become a step of any size.
+    Adam divides a gradient by its own size, so what rounding leaves of a zero, such as the gradient of a
+    key's bias in attention, may become a step of any size.
     """
     largest = max((float(x.double().norm()) for x in gradients.values()), default=0.0)
     known: Named = {}

@@ -113,11 +113,11 @@ class RankStep:
     batches: Sequence[Named]
     """The batch of each of its micro-batches."""
     inputs: Sequence[Tensor]
-    """The tensors of data that its model took, be they a part of the batch alone."""
+    """The tensors of data that its model took, even if they are only a part of the batch."""
     tensors: Sequence[Sequence[int]]
-    """Groups of ranks that share the tensors of a model out, as this one knows them."""
+    """Groups of ranks among which the tensors of a model are split, as this one knows them."""
     contexts: Sequence[Sequence[int]]
-    """Groups of ranks that share the sequences of a batch out."""
+    """Groups of ranks among which the sequences of a batch are split."""
     kinds: Sequence[str]
     """How the script is parallel."""
     unseen: str = ""

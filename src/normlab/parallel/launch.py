@@ -28,7 +28,7 @@ POLL_S: Final = 0.05
 GRACE_S: Final = 2.0
 """Seconds that others may take to say why they ended once one process has failed."""
 LAST_LINES: Final = 3
-"""So many last lines of a rank's output are shown if it does not end well."""
+"""How many of the last lines of a rank's output are shown if it does not end well."""
 FAILURE: Final = "failure.json"
 """Where the host says what failed."""
 
@@ -107,7 +107,7 @@ def run_stages(job: Job, ends: float, do: Callable[[Job], int]) -> None:
     Raises RanksError if one of them does not end well.
     """
     for name, jobs in stages_of(job):
-        print(name, flush=True)  # noqa: T201 - which who asked reads
+        print(name, flush=True)  # noqa: T201 - the process that asks reads it
         port = free_port()
         running = {_forked(each, port, do): each for each in jobs}
         codes = _wait(running, ends)
@@ -152,7 +152,7 @@ def _forked(job: Job, port: int, do: Callable[[Job], int]) -> int:
 def _wait(running: dict[int, Job], ends: float) -> dict[str, int]:
     """Wait until these processes have left their results or ended, one has failed, or the time is over.
 
-    Return the exit codes of those that ended. If nobody asks any more, all of them end with this process.
+    Return the exit codes of those that ended. If the process that asks is gone, end all of them and this one.
     """
     codes: dict[str, int] = {}
     failed_at = float("inf")
@@ -167,8 +167,8 @@ def _wait(running: dict[int, Job], ends: float) -> dict[str, int]:
             failed_at = min(failed_at, now)
         if now > ends or now > failed_at + GRACE_S:
             break
-        # nothing is ever written to this pipe: it is readable if its other end is closed, as who asked is
-        # gone
+        # nothing is ever written to this pipe: it is readable only once its other end is closed, because the
+        # process that asks is gone
         if select.select([0], [], [], 0)[0]:
             os.killpg(os.getpgid(0), signal.SIGKILL)
         time.sleep(POLL_S)
@@ -185,11 +185,11 @@ def free_port() -> int:
 def _failure(jobs: Sequence[Job], codes: Sequence[int | None]) -> RanksError:
     """Return the error that says which process failed, and how."""
     for job, code in zip(jobs, codes, strict=True):
-        if code is not None and code < 0:  # whatever others say then, they miss this one
+        if code is not None and code < 0:  # what others say may only be that they miss it
             return RanksError(f"{_who(job)} was ended by signal {-code}{_last_lines(job)}", raised=False)
     with_sentence = [job for job in jobs if job.error.is_file()]
     if with_sentence:
-        # of several the first: the others may only miss it
+        # of several, the first: the others may only say that they miss it
         first = min(with_sentence, key=lambda job: job.error.stat().st_mtime_ns)
         return RanksError(f"{_who(first)}: {first.error.read_text(encoding='utf-8').strip()}", raised=True)
     for job, code in zip(jobs, codes, strict=True):

@@ -113,7 +113,7 @@ class StepObserver(Recorder):
 
     @property
     def window(self) -> list[MicroBatch]:
-        """The micro-batches since gradients were zeroed, as far as is seen: all before the first step."""
+        """All micro-batches before the first step: whether gradients were zeroed in between is not seen."""
         return self.recording.micro_batches
 
     def flow(self, micro_batch: MicroBatch) -> Flow:

@@ -53,7 +53,7 @@ def use_one_kind_of_process() -> None:
     _replace(make, init_process_group)
     _replace(make_mesh, init_device_mesh)
     _replace(distributed.destroy_process_group, destroy_process_group)
-    # on gloo its pieces are mixed up if the gradient that arrives is not contiguous, as on no accelerator
+    # on gloo, its pieces get mixed up if the gradient that arrives is not contiguous; on accelerators, never
     gather: Any = all_gather_function()
     backward = gather.backward
     gather.backward = staticmethod(
@@ -98,9 +98,9 @@ class Plans:
     def __init__(self, observer: StepObserver, *, keep_precision: bool) -> None:
         self.kinds: dict[str, None] = {}
         self.tensors: list[list[int]] = []
-        """Groups of ranks that share the tensors of a model out: all of them read one batch."""
+        """Groups of ranks among which the tensors of a model are split: all of them read one batch."""
         self.contexts: list[list[int]] = []
-        """Groups of ranks that share the sequences of one batch out."""
+        """Groups of ranks among which the sequences of one batch are split."""
         self._observer, self._keep_precision = observer, keep_precision
         self.whole: dict[int, Tensor] = {}
         """By ``id``, what tensors held before a plan left this rank its part of their sequence."""
@@ -156,7 +156,7 @@ class Plans:
                     self.whole[id(x)] = x.detach().clone()
                     self._shared.append(x)
                 length = buffers[0].shape[dims[0]] if buffers else 0
-                places = torch.arange(length)  # shared out as the script's own buffers are
+                places = torch.arange(length)  # split as the script's own buffers are
                 plan = context(mesh, buffers=[*buffers, places], buffer_seq_dims=[*dims, 0], **kwargs)
                 stack = ExitStack()
                 stack.enter_context(plan)
@@ -180,8 +180,8 @@ def _add_group(groups: list[list[int]], mesh: DeviceMesh | None) -> None:
 class Gathered(torch.autograd.Function):
     """The pieces of all ranks of a group, one after the other along an axis.
 
-    What each rank differentiates by them is added up, and each piece gets its part: torch's own
-    ``all_gather`` with a gradient mixes pieces up on gloo if that gradient is not contiguous.
+    In the backward pass, the gradients of all ranks are added up, and each rank gets the part of its own
+    piece. Torch's own ``all_gather`` with a gradient mixes pieces up on gloo if that is not contiguous.
     """
 
     @staticmethod
@@ -205,8 +205,8 @@ class Gathered(torch.autograd.Function):
 def attention_over(mesh: DeviceMesh, places: Tensor) -> Iterator[None]:
     """Compute attention over a sequence of which each rank of a mesh has the tokens at some ``places``.
 
-    Torch's own kernels for that run on accelerators alone. This one collects all keys and values, which gives
-    the same.
+    Torch's own kernels for that run on accelerators alone. This one collects all keys and values instead,
+    which gives the same.
     """
     all_places = Gathered.apply(places, 0, mesh)
     ring, attend = F.scaled_dot_product_attention, attention_kernel()
@@ -229,11 +229,11 @@ def attention_over(mesh: DeviceMesh, places: Tensor) -> Iterator[None]:
 # ------------------------------------------------------------------------------------- without any plan
 
 OF_DTENSORS: Final = ("to_local", "full_tensor", "redistribute")
-"""Methods of a tensor that is shared out which, in one process, are the tensor itself."""
+"""Methods of a tensor that is split among ranks. In one process, they return the tensor itself."""
 
 
 def leave_plans_out(recorder: Recorder) -> None:
-    """Let plans that share a model or a sequence out do nothing, in one process, which has all of it."""
+    """Let plans that split a model or a sequence do nothing, in one process, which has all of it."""
 
     def not_in_context(context: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager
@@ -250,7 +250,7 @@ def leave_plans_out(recorder: Recorder) -> None:
     _replace(shard, _not_sharding(shard))
     _replace(parallelize, _not_parallelizing(parallelize))
     _replace(context, not_in_context(context))
-    for name in OF_DTENSORS:  # what a plan would have shared out is whole, and the part of this process
+    for name in OF_DTENSORS:  # what a plan would have split is whole here, and all of it this process's part
         setattr(Tensor, name, _itself)
 
 
@@ -291,7 +291,7 @@ def _not_parallelizing(parallelize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _plans() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """Return the functions by which a script shares out weights, the tensors of layers, and a sequence."""
+    """Return the functions by which a script splits weights, the tensors of layers, and a sequence."""
     return (
         torch.distributed.fsdp.fully_shard,
         torch.distributed.tensor.parallel.parallelize_module,

@@ -1,7 +1,7 @@
 """What each process makes of the step that its script shows, by its role in the check.
 
-A rank saves its step and its batches. The script in one process gives the gradients of the union of these.
-Once more in one process, it makes its step of these gradients.
+A rank saves its step and its batches. The script in one process gives the gradients of the union of these
+batches. When it is run in one process once more, it makes its step with these gradients.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def serial_step(job: Job, harvester: Harvester) -> dict[str, Any]:
 
 
 def _why_no_union(ranks: Sequence[RankStep], proven: Sequence[ProvenFlow]) -> str:
-    """Return why nothing can be computed of the batches of all ranks; empty if nothing speaks against it."""
+    """Return why nothing can be computed from the batches of all ranks; empty if something can."""
     for rank in ranks:
         if rank.unseen:
             return rank.unseen
@@ -142,7 +142,9 @@ def _with_batch(flow: Flow, batch: Named) -> Flow:
 def _gradients_of_union(
     flows: Sequence[Flow], named: Mapping[str, Tensor], union: Union
 ) -> tuple[Named, Union]:
-    """Return the gradients of the loss of all batches, scaled as the script scales it in one step."""
+    """Return the gradients of the loss of all batches, scaled as the script scales it in one step; and the
+    union, which says why if there are none.
+    """
     parts = [_with_batch(flows[0], batch) for batch in union.batches]
     step = WindowStep(parts, [], [], never_zeroed=())
     factor = sum(flow.factor for flow in flows)

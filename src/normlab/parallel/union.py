@@ -13,7 +13,7 @@ from normlab.parallel.job import Named, RankStep
 
 @dataclass(frozen=True)
 class Union:
-    """Batches that are different from each other, and that all ranks read together."""
+    """The different batches that all ranks read together."""
 
     batches: Sequence[Named]
     described: str
@@ -27,7 +27,7 @@ def is_same(a: Named, b: Named) -> bool:
 
 
 def union_of(ranks: Sequence[RankStep], serial: Sequence[Named]) -> Union:
-    """Return each batch that a rank read once: ranks that compute a batch together all read it.
+    """Return the batches that the ranks read, each of them once: ranks that compute one together all read it.
 
     ``serial`` are the batches of the script in one process: their names and shapes say what a batch is.
     """

@@ -1,5 +1,5 @@
-"""What a training script holds right before its first step (``Setup``), and the places that one comes from.
+"""What a training script holds right before its first step (``Setup``), and the ways to get one.
 
-It imports ``trace`` and torch, and no model of normlab's own; every instrument takes a setup and so imports
-it.
+This package imports ``trace`` and torch, but no model of normlab's own. All instruments but ``judge``, which
+looks at scores alone, import it.
 """

@@ -1,7 +1,7 @@
 """Take apart a loss that is a sum: each of its losses that comes from passes of its own is a step to look at.
 
 What a check knows of a step, such as its tokens and targets, is that of one pass of the model. Where a script
-adds the loss of another pass, as on an older text or a second task, that one is checked as well.
+adds the loss of another pass, such as one on an older text or a second task, that one is checked as well.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ PLAIN: Final = (*KEPT_WHOLE, int, float, str, slice, type(None), torch.dtype, to
 
 @dataclass(frozen=True)
 class PlainForm:
-    """The form of arguments none of which holds others, as most have it. It takes less time than torch's."""
+    """The form of arguments none of which holds others, as in most calls. It is faster than torch's."""
 
     positional: int
     """How many have no name."""
@@ -114,8 +114,8 @@ def flattened(arguments: Any) -> tuple[list[Any], Any]:
 
 
 def values_in(result: Any) -> dict[Place, Any]:
-    """Return the tensors in a result by their places. Without tensors, it is the numbers, as of
-    ``tolist()``, and without these the tensors in its attributes.
+    """Return the tensors in a result by their places; if there are none, the numbers in it, as in that of
+    ``tolist()``; and if there are none of these either, the tensors in its attributes.
     """
     tensors: dict[Place, Any] = dict(tensors_in(result))
     if tensors:

@@ -1,8 +1,8 @@
 """Where a batch begins among the calls that lead from a script's data to its loss.
 
 A script may read its batch out of a store of data, draw masks, stack and pad rows, and hand the result to
-its model. With another batch, only what is computed of the batch alone can be computed again. So each call is
-asked whether it belongs to what makes a loss of a batch, or to what made the batch.
+its model. With another batch, only what is computed from the batch alone can be computed again. So each call
+is asked whether it belongs to what makes a loss of a batch, or to what made the batch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class BatchBeginning:
     """Where a batch begins among the calls that lead to a loss: ``begins``, and ``kept`` after it.
 
     A tensor belongs to the batch if its first axis is as long as that of the first tensor that a module
-    takes. What is computed of the batch alone, such as slices and masks, is computed again; what was read out
-    of a store of data, or stacked from single rows, is where the batch begins.
+    takes. What is computed from the batch alone, such as slices and masks, is computed again; what was read
+    out of a store of data, or stacked from single rows, is where the batch begins.
 
     Args:
         calls: Those that lead to the loss, in order; the last one gives it.
@@ -62,11 +62,11 @@ class BatchBeginning:
         self._of_model = set(self._parameters)
         """Values that depend on parameters."""
         self._of_batch: set[Number] = set()
-        """The batch's tensors, and what is computed of them alone."""
+        """The batch's tensors, and what is computed from them alone."""
         self._of_sizes = set(self._sized)
-        """Tensors that follow from sizes alone, and what is computed of these alone."""
+        """Tensors that follow from sizes alone, and what is computed from these alone."""
         self._leaves: dict[Number, frozenset[Number]] = {}
-        """By each value of ``_of_batch``, the batch's tensors that it is computed of."""
+        """By each value of ``_of_batch``, the batch's tensors that it is computed from."""
         self.begins: dict[Number, None] = {}
         """The batch's tensors, in order."""
         self.kept = [call for call in calls if self._follow(call)]
@@ -76,7 +76,9 @@ class BatchBeginning:
 
     @staticmethod
     def _sources_beyond_places(calls: Sequence[RecordedCall]) -> set[Number]:
-        """Return what the loss is computed of, other than by reading at such places in a store of data."""
+        """Return the values that the loss is computed from, without those that only say where to read in
+        another one.
+        """
         needed = set(calls[-1].results)
         for call in reversed(calls):
             if not needed.isdisjoint(call.results):
@@ -173,8 +175,8 @@ class BatchBeginning:
         return frozenset().union(*(self._leaves.get(n, frozenset()) for n in call.reads))
 
     def _mixes(self, call: RecordedCall) -> bool:
-        """Return whether a call makes tokens of several tensors of which no loader returned all, as of
-        tokens and a mask that is drawn: what it makes are the tokens of the batch.
+        """Return whether a call makes tokens out of several tensors that did not all come from a loader, such
+        as tokens and a mask that is drawn. What it makes are then the tokens of the batch.
         """
         results = [self._tensors[n] for n in call.results]
         is_tokens = all(isinstance(x, Tensor) and x.dtype in INTEGERS and x.ndim > 1 for x in results)
@@ -183,9 +185,9 @@ class BatchBeginning:
 
     def _joins_more(self, call: RecordedCall) -> bool:
         """Return whether a call joins more than the batch, as one that stacks single rows does. One of these
-        rows may happen to be as long as the batch has rows, and is no vector of the batch for that.
+        rows may happen to be as long as the batch has rows, which does not make it a vector of the batch.
         """
-        if call.writes or call.name in READING:  # a sequence is one of places there
+        if call.writes or call.name in READING:  # a sequence among their arguments holds places
             return False
         joined = {n for sequence in call.arguments.sequences for n in sequence}
         known = self._of_batch | self._of_sizes
@@ -197,8 +199,10 @@ class BatchBeginning:
 
 
 def _rows(calls: Iterable[RecordedCall], micro_batch: MicroBatch) -> int:
-    """Return the length of the first axis of the first tensor that a module takes, with several axes if
-    there is one, since positions may come first. Data come before what was computed with a gradient.
+    """Return the length of the first axis of the first tensor that a module takes.
+
+    Tensors with several axes are preferred, since positions may come first, and data are preferred to what
+    was computed with a gradient. Returns 0 if modules take no tensor.
     """
     taken = [micro_batch.tensors[n] for call in calls if call.module is not None for n in call.reads]
     for kind in (Tensor, Outline):  # an outline is of what was computed with a gradient
@@ -230,7 +234,7 @@ def named_leaves(
 
 
 def _arguments_called(number: Number, calls: Iterable[RecordedCall]) -> Iterator[str]:
-    """Yield the names of the arguments of modules that are a value."""
+    """Yield the names of the arguments by which modules take this value."""
     for call in calls:
         if call.module is None or number not in call.reads:
             continue

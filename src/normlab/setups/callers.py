@@ -18,7 +18,7 @@ from normlab.trace.reach import NEVER, attributes_of, is_of_user
 LARGEST_COLLECTION: Final = 64
 """Entries of the largest list in which names of a batch's tensors are looked for."""
 RUNNING_SCRIPTS: Final = "<frozen runpy>"
-"""The file of the code that runs a script, above which nothing is the script's."""
+"""The file name of the code that runs a script: none of the frames further out are the script's."""
 _NORMLAB: Final = str(Path(__file__).parents[1])
 _INSTALLED: Final = (str(Path(torch.__file__).parents[1]), _NORMLAB)
 
@@ -58,7 +58,7 @@ class Names:
     def look(self, number_of: Callable[[Any], int | None]) -> None:
         """Note the names that are in use now. The innermost frame that has one for a value decides.
 
-        ``number_of`` gives the number of a value; None for what is none.
+        ``number_of`` gives the number of a value; None for what is not a value.
         """
         for frame in _frames():
             if frame.f_code.co_filename == RUNNING_SCRIPTS:
@@ -94,8 +94,10 @@ class Names:
 
 
 def named_tensors(value: Any, key: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in a variable, each with its key in a mapping. Stores of data are left out,
-    and so is every object whose items may be code of its own, such as imports.
+    """Yield the tensors in a variable, each with its key in a mapping.
+
+    Large collections are left out, since they are stores of data, and so are other objects: asking for their
+    items may run code of their own, such as imports.
     """
     kind: type[Any] = type(value)
     if kind in NEVER:

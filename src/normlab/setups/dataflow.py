@@ -1,9 +1,10 @@
 """Record what a script computes, without a change to the script or to its weights.
 
-Two kinds of calls are recorded while the script runs: of functions of torch outside modules (torch hands
-them to ``__torch_function__``, as this is a ``TorchFunctionMode``), and of the outermost modules that hold
-parameters (``patches`` has ``nn.Module.__call__`` come to ``call_module``). While one is running nothing
-else is recorded: what happens inside of a call is a part of it.
+Three kinds of calls are recorded while the script runs: of functions of torch outside modules (torch hands
+them to ``__torch_function__``, as this is a ``TorchFunctionMode``), of the outermost modules that hold
+parameters (``patches`` has ``nn.Module.__call__`` come to ``call_module``), and of an ``autograd.Function``
+or a function that ``torch.func.vmap`` made (``patches`` has them come to ``call_function``). While one is
+running nothing else is recorded: what happens inside of a call is a part of it.
 
 A function may also take a value out of torch, as ``item()``, ``int()``, ``if`` and ``numpy()`` do. Numbers
 go on being followed (``numbers``); everything else is noted as an ``Escape``.
@@ -177,8 +178,8 @@ class DataflowRecorder(TorchFunctionMode):
     def convert(self, kind: type, number: Any) -> Any:
         """Return a followed number as a plain ``kind``, and record that.
 
-        A plain float is known again by its identity, as no other float is the same object. An int or a
-        truth is not, so it escapes.
+        A plain float is recognized by its identity, as no other float is the same object. An int or a bool
+        is not, so it escapes.
         """
         result = kind(unfollowed(number))
         if self.is_paused:
@@ -206,9 +207,9 @@ class DataflowRecorder(TorchFunctionMode):
     def call_module(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call a module; record it if it is an outermost one with parameters.
 
-        One that is handed a module is not recorded, but what is called inside of it. It is a function of
-        the script that happens to be a module, as a trainer's wrapper that takes the loss of the module: it
-        may do something else when it is called again.
+        A module that is handed another one is not recorded itself; what is called inside of it is. It is a
+        function of the script that happens to be a module, such as a trainer's wrapper that takes the loss of
+        the module that it is handed, and it may do something else when it is called again.
         """
         is_handed_a_module = any(isinstance(x, nn.Module) for x in (*args, *kwargs.values()))
         if self.is_paused or is_handed_a_module or next(module.parameters(), None) is None:
@@ -242,8 +243,8 @@ class DataflowRecorder(TorchFunctionMode):
         """Called before a module whose call is recorded."""
 
     def call_function(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function and record it as one call, whatever it calls, as an ``autograd.Function`` whose
-        gradient is its own.
+        """Call a function and record it as one call, whatever it calls. An ``autograd.Function``, for one,
+        defines its own gradient, which is not that of its parts.
         """
         if self.is_paused:
             return original(*args, **kwargs)
@@ -321,16 +322,16 @@ class DataflowRecorder(TorchFunctionMode):
 
     @staticmethod
     def _may_come_back(value: Any) -> bool:
-        """Return whether a value is known again when it is an argument. A plain float is, by its identity."""
+        """Return whether a value is recognized when it is an argument. A plain float is, by its identity."""
         return is_value(value) or isinstance(value, float)
 
     def _note_escape(self, begun: _BegunCall, result: Any) -> None:
-        """Note what a call gave that is not followed, if it is numbers or was computed of entries."""
+        """Note what a call gave that is not followed, if it is numbers or was computed from entries."""
         function = begun.function
         not_followed = [x for x in flattened(result)[0] if not is_value(x) and not says_nothing(x)]
         if function is None or not not_followed:
             return
-        # numbers may be sizes, which another batch may change as well; a truth, such as ``is_cuda``, may be
+        # numbers may be sizes, which another batch may change as well; a bool, such as ``is_cuda``, may be
         # the same for every batch
         if not all(map(is_number, not_followed)) and not self._needs_entries(function, begun.arguments):
             return

@@ -16,10 +16,10 @@ class EnoughSeen(BaseException):
 class Ending:
     """Raises ``EnoughSeen`` in a script until it ends.
 
-    A bare ``except`` catches it, and a loop around that may go on. It is raised once more then, and again
-    where the code that went on before comes back to a line of its own: that is in its ``except``, which the
-    same ``try`` does not cover. If it goes on yet again, the line was another one, as of a ``finally``, and
-    the next line is tried.
+    A bare ``except`` catches it, and a loop around that may go on until it gets here again. Then it is raised
+    once more, and again at the next line that runs in the frame that went on: that is a line of its
+    ``except``, which the same ``try`` does not cover. If the frame goes on yet again, the line was another
+    one, such as one of a ``finally``, and next time one more line is let pass.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Ending:
         self._went_on: FrameType | None = None
         """The innermost of them that has gone on."""
         self._lines = 0
-        """How many lines of that are let pass."""
+        """How many of its lines are let pass before it is raised there."""
         self._tracing: Any = None
         """What traced the process before."""
 

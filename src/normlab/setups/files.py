@@ -4,8 +4,8 @@ To recorded code such a file is read-only, and it can go on as if it were not: w
 which it then also reads. Two layers see to that.
 
 The functions of Python that open, change, remove and rename files are patched, and redirect to the copy or
-do nothing. What comes past them, as a function that was imported by name before the recording, is seen by an
-audit hook: Python raises an audit event before it opens or changes any path. A hook cannot redirect, so it
+do nothing. What gets past them, such as a function that was imported by name before the recording, is seen by
+an audit hook: Python raises an audit event before it opens or changes any path. A hook cannot redirect, so it
 refuses, by the error that code expects of a read-only file. Code that is not Python's raises no events.
 """
 
@@ -40,7 +40,8 @@ class KeptFileError(PermissionError):
 class KeptFiles:
     """The files that were there, and what recorded code has in their place.
 
-    ``note`` is told what was not done, in words, and returns the line of a report.
+    ``note`` is told what was not done, in words, and returns its line in a report; ``forget`` takes such a
+    line back.
     """
 
     def __init__(self, note: Callable[[str], str], forget: Callable[[str], None]) -> None:
@@ -56,7 +57,7 @@ class KeptFiles:
         if it has removed the file.
         """
         self._lines: dict[str, str] = {}
-        """By the same path, the line of the report that says so."""
+        """By the same path, the line of the report that names the file."""
         self._removed: set[str] = set()
         """The folders, and links to them, that recorded code believes it has removed."""
         self._folder = ""
@@ -83,7 +84,7 @@ class KeptFiles:
         return _watching is self and threading.get_ident() not in self._bystanders
 
     def _end(self) -> None:
-        """Forget the copies, and the lines of files whose copies are unchanged after all, as of a lock that
+        """Forget the copies, and the lines of files whose copies are unchanged after all, such as a lock that
         was not used.
         """
         for path, copy in self._copies.items():
@@ -271,7 +272,9 @@ class KeptFiles:
         return made
 
     def _link(self, link: Callable[..., None]) -> Callable[..., None]:
-        """What is written through a link to a file that was there would change that file."""
+        """Make a copy in place of a hard link to a file that was there: what is written through the link
+        would change that file.
+        """
 
         @wraps(link)
         def linked(src: Any, dst: Any, **kwargs: Any) -> None:
@@ -280,14 +283,13 @@ class KeptFiles:
                 link(src, dst, **kwargs)
                 return
             target = place_of(dst, kwargs.get("dst_dir_fd"), follow=False)
-            # a copy in place of the link
             with open(source, "rb") as old, open(target, "xb") as new:
                 shutil.copyfileobj(old, new)
 
         return linked
 
     def _link_by_name(self, link: Callable[..., None]) -> Callable[..., None]:
-        """A link that recorded code believes it has removed is not made again: it is there, and stays."""
+        """Do not make a link again that recorded code believes it has removed: it is still there."""
 
         @wraps(link)
         def linked(src: Any, dst: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
@@ -437,7 +439,7 @@ def _see(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def place_of(path: Any, folder: int | None = None, *, follow: bool = True) -> str:
-    """Return the path from the root on, without links; "" for what is no path, as an open file's number.
+    """Return the absolute path, with links resolved; "" for what is no path, such as an open file's number.
 
     The path may begin in a ``folder`` that is open. The last link is followed only if ``follow``.
     """
@@ -462,7 +464,7 @@ def _path_of_open_folder(folder: int) -> str:
 
 
 def path_from_here(path: Any) -> str:
-    """Return a path as a report shows it: from the current folder on, if it is in there."""
+    """Return a path as a report shows it: relative to the current folder, if it lies in there."""
     return os.fsdecode(path).removeprefix(f"{Path.cwd()}{os.sep}")
 
 

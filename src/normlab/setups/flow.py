@@ -27,7 +27,7 @@ from normlab.trace.restore import restored
 from normlab.trace.tensors import eager, unwrap
 
 MOST_APART: Final = 0.01
-"""The share of a tensor that may differ at most when it is computed once more, in any precision."""
+"""How much a tensor may differ at most when it is computed again, relative to its norm, in any precision."""
 
 
 class NotRepeatableError(UserError):
@@ -36,12 +36,12 @@ class NotRepeatableError(UserError):
     def __init__(self, sentence: str, call: RecordedCall | None = None) -> None:
         super().__init__(sentence)
         self.call = call
-        """The first call that cannot be repeated; None if every call can, but the gradient is another one."""
+        """The first call that cannot be repeated; None if no single call is to blame, as for a gradient."""
 
 
 class OtherWayError(UserError):
-    """What a script read out of a batch is another value with a batch that was changed, so the recorded step
-    is not what the script would do with it.
+    """A value that a script read out of its batch is another one in a changed batch, so the recorded step is
+    not what the script would do with that batch.
     """
 
 
@@ -57,7 +57,7 @@ class Flow:
     """
 
     model: nn.Module
-    """The smallest module that holds all that the flow calls and reads."""
+    """The smallest module that holds the modules that the flow trains and the parameters that it reads."""
     calls: tuple[RecordedCall, ...]
     loss: Number
     modules: Mapping[int, str]
@@ -75,7 +75,7 @@ class Flow:
     in_double: dict[int, nn.Module] = field(default_factory=dict, repr=False)
     """By ``id``, modules that are no part of the model, copied into float64."""
     written: frozenset[Number] = frozenset()
-    """Those of ``tensors`` that a function writes to, be it through a view of them."""
+    """Those of ``tensors`` that a function writes to, directly or through a view of them."""
     escapes: tuple[Escape, ...] = ()
     """Where values of the batch left torch before the loss was there. What the script did with them is a
     constant here, so they must be the same in any batch that the flow is run on.
@@ -332,8 +332,8 @@ def _as_all_else(x: Tensor) -> Tensor:
 
 
 def apart(a: Any, b: Any) -> bool:
-    """Return whether two tensors or numbers differ; those that are not whole, by more than rounding. ``b``
-    may be the outline of a tensor, and its type decides what is compared.
+    """Return whether two tensors or numbers differ; floating-point ones, by more than rounding. ``b`` may be
+    the outline of a tensor, and its type decides what is compared.
     """
     if isinstance(b, int):
         return a != b
@@ -344,13 +344,13 @@ def apart(a: Any, b: Any) -> bool:
         return True
     if not b.dtype.is_floating_point:
         return not torch.equal(a.detach(), b.detach())
-    # in a low precision so many roundings would be half of the number
+    # in a low precision, so many roundings would be half of the number
     tolerance = min(ROUNDINGS * torch.finfo(b.dtype).eps, MOST_APART)
     return b.is_apart(a, tolerance) if isinstance(b, Outline) else _tensors_apart(a, b, tolerance)
 
 
 def _tensors_apart(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Return whether two tensors of numbers that are not whole differ by more than this share."""
+    """Return whether two floating-point tensors differ by more than this share of the second one's norm."""
     wide_a, wide_b = a.detach().double(), b.detach().double()
     if torch.equal(wide_a, wide_b):
         return False

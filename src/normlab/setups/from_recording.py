@@ -1,4 +1,4 @@
-"""Make a setup of a recording: the model that its first step trains, its batch, its loss, and the step."""
+"""Make a setup from a recording: the model that its first step trains, its batch, its loss, and the step."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def setup_from_recording(
         known: Micro-batches whose flow was proven before, and is not proven once more.
         optimizer: If there are several, the number of the one whose step it is.
 
-    Raises NoStepError if no step was seen, UserError if not that of this optimizer, and NotRepeatableError if
-    no module took part in its loss.
+    Raises NoStepError if no step was seen, UserError if none of this optimizer was or if the script changes
+    weights without one, and NotRepeatableError if no module took part in its loss.
     """
     recording = recorded.of_optimizer(optimizer)
     window = _window_of(recording, title)
@@ -107,7 +107,7 @@ def _losses_added(flow: Flow, cannot: Mapping[Ability, str]) -> list[Setup]:
 
 def _window_of(recording: Recording, title: str) -> list[MicroBatch]:
     """Return the micro-batches of the first step. Raises NoStepError if there is none, or if nothing says
-    where its gradients come from.
+    where its gradients come from, and UserError if the script changes weights without an optimizer.
     """
     if recording.unseen_step:
         raise NoStepError(
@@ -184,8 +184,8 @@ def _shorter_window(recording: Recording) -> ShorterWindow | None:
 
 
 def _with_clips_by_hand(recording: Recording, stepped: Sequence[Optimizer]) -> tuple[list[Event], str]:
-    """Return the events of the first step with a clip in place of what clips by the script's own code, and
-    why the step cannot be repeated if gradients are changed by hand in a way that nothing explains.
+    """Return the events of the first step, with a ``clip`` in place of what clips gradients by the script's
+    own code; and why the step cannot be repeated, if they are changed by hand in a way that nothing explains.
     """
     held = [p for optimizer in stepped for p in parameters_of(optimizer)]
     events, reason = list[Event](), ""
@@ -234,13 +234,13 @@ def _weights_changed_within_step(recording: Recording, model: nn.Module) -> str:
     return f"{line} changes {changed}; its loss and gradient are tested at the weights before that"
 
 
-# ------------------------------------------------------------------------ optimizers, their rates and
-# schedules
+# ------------------------------------------------------------------- optimizers, their rates and schedules
 
 
 def _optimizers_of(model: nn.Module, events: Sequence[Event]) -> list[Optimizer]:
-    """Return the optimizers of a step that hold parameters of the model, or those that hold nothing that
-    trains: their parameters may be copies that the script gives gradients.
+    """Return the optimizers of a step that hold parameters of the model; if none does, those whose parameters
+    have no gradients. An optimizer of other parameters with gradients trains something else, such as copies
+    of the model's to which the script gives gradients.
     """
     of_model = {id(p) for p in model.parameters()}
     steps = [event for event in events if event.kind == "step"]
@@ -291,8 +291,7 @@ def _scheduler(recording: Recording, optimizers: Sequence[Optimizer]) -> tuple[A
     return (used[0] if used else None), facts
 
 
-# ------------------------------------------------------------------------------------------- what is said
-# of it
+# -------------------------------------------------------------------------------------- what is said of it
 
 
 def _facts(

@@ -128,7 +128,7 @@ def _attribute(module: Any, where: str, name: str) -> Any:
 
 
 def setup_from_function(function: Any, reference: str, seed: int, **size: int) -> Setup:
-    """Return the setup that a function of the user's returns; what is no function may be the setup itself.
+    """Return the setup that a user's function returns; if it is no function, it may be the setup itself.
 
     If the function takes a seed, the setup can make its model anew.
 

@@ -12,9 +12,9 @@ from normlab.setups.trainers import is_trainer, setup_from_trainer
 
 
 def setup_in(value: Any, where: str = "setup()") -> Setup:
-    """Return the setup that a function of the user's returned, or that the trainer shows that it returned.
+    """Return the setup that a user's function returned, or that of the trainer that it returned.
 
-    Raises UserError for anything else; ``where`` names the function.
+    Raises UserError if it returned anything else; ``where`` names the function.
     """
     return setup_from_trainer(value).setup if is_trainer(value) else Setup.of(value, where)
 
@@ -29,7 +29,7 @@ def setup_of(
     *,
     batches: int = 1,
 ) -> Setup:
-    """Return the setup of what a function of normlab was called with.
+    """Return the setup in the arguments that one of normlab's functions was called with.
 
     Args:
         where: The function, for errors.
@@ -40,7 +40,7 @@ def setup_of(
         others: Names among these that are the function's own, and no field.
         batches: How many batches of a trainer are wanted.
 
-    Raises UserError for a Setup or a trainer with more, and for a word that neither has.
+    Raises UserError for a Setup or a trainer that comes with other arguments, and for an unknown keyword.
     """
     allowed = [f.name for f in fields(Setup) if f.name not in ("model", "batches", "loss")]
     for word in keywords:

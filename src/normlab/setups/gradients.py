@@ -19,7 +19,7 @@ from normlab.setups.recording import Event
 ROUNDINGS: Final = 64
 """How many roundings of its type a number may differ by when it is computed once more."""
 SAME_FACTOR: Final = 1e-4
-"""How far factors of several gradients may lie apart, as a share of them, and be one factor."""
+"""How far the factors of several gradients may lie apart, relative to each other, and still count as one."""
 
 
 class GradientWatch:
@@ -36,12 +36,12 @@ class GradientWatch:
         self.parameters.update({id(p): p for p in parameters})
 
     def add_as_they_are(self, parameters: Iterable[Tensor]) -> None:
-        """Take what these gradients hold already for no change to them."""
+        """Count what these gradients hold already as seen, and not as a change by hand."""
         for p in parameters:
             self.seen.setdefault(id(p), None if p.grad is None else p.grad.detach().clone())
 
     def look(self) -> None:
-        """Take all gradients for what they are now."""
+        """Copy all gradients as they are now."""
         self.seen = {
             key: None if p.grad is None else p.grad.detach().clone() for key, p in self.parameters.items()
         }
@@ -52,7 +52,7 @@ class GradientWatch:
         return any(x is not None and bool(x.any()) for x in self.seen.values())
 
     def added(self, before: Mapping[int, Tensor | None]) -> dict[int, Tensor]:
-        """Return what gradients have gained since they were as they are given here."""
+        """Return what gradients have gained since they were those of ``before``."""
         gained: dict[int, Tensor] = {}
         for key, gradient in self.seen.items():
             if gradient is not None:

@@ -30,7 +30,9 @@ from normlab.setups.window import WindowStep, joined, side_by_side
 from normlab.trace.restore import same
 
 RECORDED: Final = 2
-"""So many steps are recorded: what a loop does after its first step, as with a schedule, belongs to that."""
+"""How many steps are recorded whole: the second shows what a loop does after its first step, as with a
+schedule, which belongs to the first.
+"""
 Batch: TypeAlias = dict[str, Tensor]
 
 
@@ -154,7 +156,9 @@ class _FirstStep:
     held: frozenset[int]
     """The parameters, by ``id``, that its optimizers hold."""
     is_plain: bool
-    """Whether its batch is found as well without a proof, which may show that calls cannot be repeated."""
+    """Whether its batch is found without a proof, too. A proof may show that calls cannot be repeated, and
+    that the batch begins after them.
+    """
     micro_batches: int
     """How many it has."""
 

@@ -30,7 +30,7 @@ class HeldBack:
                 return real(*args, **kwargs) if closure is None else real(closure, *args, **kwargs)
             loss = run_closure(closure)
             if self._holds_others(held):
-                return real(*args, **kwargs)  # and their own steps come here
+                return real(*args, **kwargs)  # the steps of those come here, each by itself
             self._leave_out(held)
             return loss
 
@@ -39,7 +39,7 @@ class HeldBack:
         self._held.append((optimizer, until_released))
 
     def _holds_others(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer is a container of others, whose steps are its own."""
+        """Return whether an optimizer is a container of others, whose steps make up its own."""
         inside = [x for value in vars(optimizer).values() for x in flattened(value)[0]]
         others = [other for other, _ in self._held if other is not optimizer]
         return any(x is other for x in inside for other in others)

@@ -19,7 +19,9 @@ from normlab.trace.reach import Kind, attributes_of, entries_of, kind_of, slots_
 
 FOLLOWED: Final = {FollowedFloat, FollowedInt}
 AT_ONCE: Final = 1_000
-"""Objects whose contents are looked at together, which takes one call of Python for most of a process."""
+"""How many objects' contents are looked at together: most groups of objects hold no followed number, and are
+passed over after one call.
+"""
 
 
 class PlainArithmetic:

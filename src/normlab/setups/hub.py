@@ -29,7 +29,7 @@ def folder_of(source: str) -> Path:
     except errors.HFValidationError as error:
         raise UserError(f"there is no folder {source}; type {EXAMPLES}") from error
     try:
-        # this asks once, while a download asks for half a minute where there is no network
+        # This asks once. Without a network, a download would go on asking for half a minute.
         hub.get_hf_file_metadata(hub.hf_hub_url(source, CONFIGURATION))
         return Path(hub.hf_hub_download(source, CONFIGURATION)).parent
     except Exception as error:  # of the network, the Hub, or the disk

@@ -68,7 +68,7 @@ def setup_from_configuration(
         if head == "CausalLM" and _asks_at_first_position(model, batch):
             batch["labels"] = functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
     head_over_words: Any = getattr(model, "get_output_embeddings", lambda: None)()
-    # a default of the library is no word, and a classifier has no head over words that could be tied
+    # A default of the library declares nothing, and a classifier has no head over words that could be tied.
     is_tied = configuration.content.get("tie_word_embeddings") is True and head_over_words is not None
     declare = Declaration(
         tied=is_tied or None,
@@ -89,7 +89,7 @@ def setup_from_configuration(
 
 @dataclass(frozen=True)
 class _Configuration:
-    """A configuration as it was configuration."""
+    """A configuration as it was read, and where it comes from."""
 
     library: Any
     """The package transformers."""
@@ -112,7 +112,7 @@ class _Configuration:
         return cls(transformers, source, folder, content, trusted)
 
     def config(self) -> Any:
-        """Return it as an object of transformers; code is found by the name that was configuration."""
+        """Return it as an object of transformers. Code that is trusted is found by the source's own name."""
         return self._loaded(self.source if self.trusted else str(self.folder), trusted=self.trusted)
 
     def with_content(self, content: Mapping[str, Any]) -> Any:
@@ -244,15 +244,15 @@ def _auto(head: str) -> str:
 
 def _read_head(config: Any, head: str) -> str:
     """Return the kind of head by which a batch is made: without an encoder, a model that is conditioned on
-    images or sounds reads a text on and on.
+    images or sounds continues a text.
     """
     is_decoder = head == "ConditionalGeneration" and not config.is_encoder_decoder
     return "CausalLM" if is_decoder else head
 
 
 def _asks_at_first_position(model: nn.Module, batch: Batch) -> bool:
-    """Return whether a loss asks for the label at the first position. A class that shifts its labels itself
-    leaves that one out; any other wants to be given those of the tokens that follow.
+    """Return whether a loss depends on the label at the first position. A class that shifts its labels itself
+    leaves that one out; any other expects labels that are shifted already, to the tokens that follow.
     """
     labels = batch["labels"].clone()
     labels[:, 1:] = IGNORED
@@ -304,8 +304,8 @@ def _id(config: Any, name: str) -> int | None:
 
 
 def _text(config: Any, generator: torch.Generator) -> Batch:
-    """Ids of ``ROWS`` texts of different lengths, each with its end, padded on the right, with the mask of
-    the padding.
+    """Return ids of ``ROWS`` texts of different lengths, each with its end, padded on the right, with the
+    mask of the padding; without a padding token, the ids of texts of one length alone.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     vocabulary = int(text.vocab_size)

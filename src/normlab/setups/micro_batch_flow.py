@@ -23,8 +23,8 @@ from normlab.setups.together import common_module
 from normlab.trace.tensors import unwrap
 
 PROBES: Final = (1.0, 2.0, -4.0, 0.0, 2.0**100)
-"""Numbers, each a multiple of the first, that show whether a call multiplies its argument by a constant. No
-bound that a script sets lies above the largest.
+"""Numbers, each a multiple of the first, that show whether a call multiplies its argument by a constant. The
+largest is above any bound to which a script may clamp its loss.
 """
 
 
@@ -127,8 +127,8 @@ def _not_computed(calls: Iterable[RecordedCall]) -> set[Number]:
 def _written(
     micro_batch: MicroBatch, calls: Sequence[RecordedCall], read: Iterable[Number]
 ) -> frozenset[Number]:
-    """Return those of the values that the calls read which a function writes to, be it through a view: they
-    lie in memory where it wrote.
+    """Return which of the values ``read`` by the calls a function writes to, directly or through a view: they
+    share the memory that it wrote to.
     """
     overwritten = [micro_batch.tensors[n] for call in calls for n in call.overwritten]
     places = {x.place if isinstance(x, Outline) else x.untyped_storage().data_ptr() for x in overwritten}
@@ -144,8 +144,8 @@ def _written(
 
 
 def with_escapes(flow: Flow, micro_batch: MicroBatch) -> Flow:
-    """Return a flow with the escapes that its loss may depend on: those of values that are computed of its
-    batch, before it is scaled for the backward pass.
+    """Return a flow with the escapes that its loss may depend on: those of values that are computed from its
+    batch, before the loss is scaled for the backward pass.
     """
     last_of_loss = ancestors(micro_batch.calls, micro_batch.loss)[-1].results[0]
     escapes, calls = list[Escape](), list(flow.calls)
@@ -188,8 +188,8 @@ def scaling_calls(micro_batch: MicroBatch) -> list[tuple[RecordedCall, float]]:
     """Return the last calls that only multiply the loss by a number, as ``loss / 4`` does, each with its
     factor; the very last one first.
 
-    A number that the script read out of a tensor, such as a count of targets, is none of them: it belongs to
-    the loss.
+    A multiplication by a number that the script read out of a tensor, such as a count of targets, does not
+    count: it belongs to the loss.
     """
     numbers_read = {escape.read for escape in micro_batch.escapes if not isinstance(escape.read, bool)}
     numbers_read.discard(None)
@@ -205,8 +205,8 @@ def scaling_calls(micro_batch: MicroBatch) -> list[tuple[RecordedCall, float]]:
 
 
 def loss_factor(micro_batch: MicroBatch) -> float:
-    """Return what a script multiplies its loss by before the backward pass, as a division by the number of
-    micro-batches does.
+    """Return what a script multiplies its loss by before the backward pass, such as 1/4 where it accumulates
+    over four micro-batches.
     """
     return math.prod(factor for _, factor in scaling_calls(micro_batch))
 
@@ -217,8 +217,8 @@ def _constants_of(call: RecordedCall) -> list[Any]:
 
 
 def _factor_of(call: RecordedCall) -> float | None:
-    """Return k if a call of one value multiplies it by k, which may be 1; None if it does anything else. It
-    is called on a few numbers to see.
+    """Return k if a call of one value multiplies it by k, which may be 1; None if it does anything else. To
+    find out, its function is called on a few numbers.
     """
     if call.function is None or call.random_states or len(call.reads) != 1 or not _constants_of(call):
         return None

@@ -1,6 +1,6 @@
 """Keep what modules hold beside the weights that an optimizer trains, so that a pass can be computed again.
 
-These are buffers, frozen tensors, and attributes that are plain numbers, truths or None. A script may change
+These are buffers, frozen tensors, and attributes that are plain numbers, bools or None. A script may change
 them between two steps, as one that balances its experts by hand does, and a module may change them in each
 call, as a codebook of moving averages does. A recorded pass can only be repeated with the values that it
 found. Of the weights that train, those that the script changes by hand are kept as well.
@@ -70,7 +70,7 @@ class ModuleState:
     def __init__(self, entries: Iterable[KeptValue] = ()) -> None:
         self._entries = {(id(entry.table), entry.name): entry for entry in entries}
         self._bytes = {True: 0, False: 0}
-        """How many bytes of frozen parameters are among it, and how many of other tensors."""
+        """How many bytes of frozen parameters are kept (True), and how many of other tensors (False)."""
         self.left_out: dict[str, int] = {}
         """What is too large to be kept, by its class and name, with its bytes."""
 
@@ -172,7 +172,7 @@ class StateWatch:
         return self._state if self._seen else None
 
     def end_pass(self) -> ModuleState:
-        """Return the state that the pass found which ends here."""
+        """Return the state that was found by the pass that ends here."""
         self._earlier, self._state = self._state, ModuleState()
         self._seen.clear()
         return self._earlier
@@ -198,7 +198,7 @@ class WeightPlaces:
                     self._in_memory.setdefault(memory, set()).add(id(p))
 
     def among(self, tensors: Iterable[Tensor]) -> dict[int, tuple[dict[str, Any], str]]:
-        """Return the places of the parameters that these tensors are, or share their numbers with, by id."""
+        """Return the places of the parameters that these tensors are, or share memory with, by ``id``."""
         ids = set[int]()
         for x in tensors:
             # what is written to may be ``p.data``, another tensor of the same numbers
@@ -211,7 +211,7 @@ class WeightPlaces:
 
 
 def memory_of(tensor: Tensor) -> int | None:
-    """Return the place of a tensor's numbers in memory; None if it has none of its own, as one that a
+    """Return the place of a tensor's numbers in memory; None if it has none of its own, like one that a
     function of ``torch.func`` wraps.
     """
     if not _can_be_copied(tensor) or is_functorch_wrapped(tensor):

@@ -36,10 +36,10 @@ def sources(setup: Setup, places: Iterable[str]) -> dict[str, dict[str, str | in
     """Return ``file`` and ``line`` of each place: of the function behind "loss", "step" and the like, or of
     the class of a module.
 
-    If a class is a library's, as ``nn.Linear``, the nearest enclosing module whose class is the user's stands
-    in for it; if there is none, the model's own class does, as a file below its package. The model's
-    class also stands in for what no function of the user's makes, such as an optimizer of torch, which
-    ``is_stand_in`` says.
+    If a class is a library's, such as ``nn.Linear``, the nearest enclosing module whose class is the user's
+    stands in for it; if there is none, the model's own class does, as a file below its package. The model's
+    class also stands in for what no function of the user's makes, such as an optimizer of torch; its place
+    then has the entry ``is_stand_in``.
     """
     model, lines = unwrap(setup.model), dict[str, dict[str, str | int]]()
     functions = {name: _line(getattr(setup, name)) for name in ("loss", "step", "optimizer", "scheduler")}
@@ -94,7 +94,9 @@ def _line_of_class(cls: type) -> dict[str, str | int] | None:
 
 
 def _place(file: str, line: int) -> dict[str, str | int] | None:
-    """Return the place of a line, unless it is in a library; below the current folder, as seen from there."""
+    """Return the place of a line, unless it is in a library. The path of a file below the current folder is
+    relative to that.
+    """
     path, here = Path(file).resolve(), Path.cwd()
     if not path.is_file() or is_library(file) or is_library(str(path)):
         return None

@@ -1,8 +1,8 @@
-"""Numbers of Python that a script read out of tensors, and what it computes of them.
+"""Python numbers that a script read out of tensors, and what it computes from them.
 
 ``count = mask.sum().item()`` takes a number out of torch, and ``loss = total / max(count, 1)`` puts it back.
 While a script is recorded, ``item()`` returns a number that behaves like any other but tells the recorder of
-each operation of Python on it, so that the count is computed again when the mask changes.
+each operation on it, so that the count is computed again when the mask changes.
 """
 
 from __future__ import annotations

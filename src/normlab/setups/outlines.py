@@ -15,12 +15,12 @@ from torch import Tensor
 from normlab.private_torch import is_functorch_wrapped
 
 SAMPLE: Final = 64
-"""So many entries are kept as they are."""
+"""How many entries are kept as they are."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """The form of a tensor, and numbers that another one of this form hardly has."""
+    """The form of a tensor, and numbers that another tensor of this form is unlikely to have as well."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -34,7 +34,7 @@ class Outline:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Outline:
-        """Return the outline of a tensor of numbers that are not whole."""
+        """Return the outline of a floating-point tensor."""
         x = tensor.detach()
         # sums in float64, without a copy in it
         total = float(x.sum(dtype=torch.float64))
@@ -48,7 +48,7 @@ class Outline:
         return len(self.shape)
 
     def is_apart(self, tensor: Tensor, tolerance: float) -> bool:
-        """Return whether a tensor differs from the one that was outlined by more than this share of it."""
+        """Return whether a tensor differs from the outlined one by more than this share of its norm."""
         if tensor.shape != self.shape:
             return True
         other = Outline.of(tensor)
@@ -62,7 +62,7 @@ class Outline:
 
 
 def is_outlined(tensor: Tensor) -> bool:
-    """Return whether a tensor is one of those that only a proof asks for: it was computed of parameters."""
+    """Return whether a tensor is one of those that only a proof asks for: it was computed from parameters."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_meta:
         return False
     if is_functorch_wrapped(tensor):  # it has no entries of its own

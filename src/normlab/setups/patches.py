@@ -100,8 +100,8 @@ def _fetch(recorder: Recorder, fetch: Any) -> Any:
 
 
 def _noted_clip(recorder: Recorder, call: Clip) -> AbstractContextManager[None]:
-    """Note a clip of gradients by their own norm. One by the norm of further gradients, too, is found by what
-    it leaves, as a clip by the script's own code is.
+    """Note a clip of gradients by their own norm. One by a norm that covers further gradients is found by
+    what it leaves, like a clip by the script's own code.
     """
     with recorder.paused():
         if call.share < 1:

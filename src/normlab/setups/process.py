@@ -39,7 +39,7 @@ STREAMS: Final = ("stdin", "stdout", "stderr", "excepthook", "displayhook")
 def same_process() -> Iterator[None]:
     """Put back after this block what a script may have set for the whole process: the modes, flags and
     threads of torch, numpy's and Python's own settings, signals, logging, warnings, streams, ``sys.path``,
-    ``sys.argv``, the environment and the current folder. A group of processes that it has made is left.
+    ``sys.argv``, the environment and the current folder. A process group that it has made is destroyed.
     """
     path, argv, environment = list(sys.path), list(sys.argv), dict(os.environ)
     handlers, was_distributed = list(logging.root.handlers), is_distributed()
@@ -86,7 +86,7 @@ def _settings_of_python() -> Iterator[Setting]:
         yield partial(getattr, sys, name), partial(setattr, sys, name)
     if threading.current_thread() is threading.main_thread():  # the only one that may
         for number in signal.valid_signals():
-            # None stands for a handler that is not Python's, as a debugger's: nothing could put it back
+            # None stands for a handler that is not Python's, such as a debugger's: nothing could put it back
             if signal.getsignal(number) is not None:
                 yield partial(signal.getsignal, number), partial(signal.signal, number)
 

@@ -43,7 +43,7 @@ def proven_window(
 ) -> list[ProvenFlow]:
     """Return the flows of the micro-batches of a step, each with what its proofs say.
 
-    Other batches are a question to the first alone: what its flow depends on, those of the others do as well.
+    Only the first is asked about other batches: what its flow depends on, the other flows depend on as well.
 
     Args:
         window: The micro-batches.
@@ -85,7 +85,7 @@ def proven_flow(
         # it makes the batch out of more than the tensors that it reads, so the batch begins after it
         not_repeated.append(later.differs_in)
     escapes = _mattering_escapes(flow, later, scaling_calls(micro_batch)[:scalings])
-    # truths and whole numbers are compared whenever the flow runs on another batch, so they may matter
+    # bools and whole numbers are compared whenever the flow runs on another batch, so they may matter
     compared = [escape for escape in escapes if isinstance(escape.read, int) and escape not in unrepeated]
     reasons = [_sentence(escape) for escape in escapes if escape not in compared]
     if later is not None and later.difference:
@@ -99,7 +99,7 @@ def _repeated_flow(
 ) -> tuple[ProvenFlow, list[Escape]]:
     """Return the flow of a micro-batch as far as it can be repeated, and the escapes that cannot be.
 
-    Where a call that makes the batch cannot be repeated, as one that draws random numbers of its own, it is
+    A call that makes the batch but cannot be repeated, such as one that draws random numbers of its own, is
     added to ``not_repeated``, and the batch begins after it.
     """
     while True:
@@ -117,8 +117,8 @@ def _repeated_flow(
 
 
 def _common_scalings(micro_batch: MicroBatch, next_pass: MicroBatch | None) -> int:
-    """Return how many of the last calls scale the loss: by the same number in both steps. Another number is
-    one of the batch, such as a count of targets.
+    """Return how many of the last calls scale the loss: those that multiply it by the same number in both
+    steps. A number that differs comes from the batch, such as a count of targets.
     """
     factors = [factor for _, factor in scaling_calls(micro_batch)]
     if next_pass is None:
@@ -133,7 +133,7 @@ def _common_scalings(micro_batch: MicroBatch, next_pass: MicroBatch | None) -> i
 
 
 class LaterStep:
-    """What a flow gives with the batch of a later step, beside what the script had there.
+    """What a flow gives with the batch of a later step, compared with what the script had there.
 
     It must be the same loss. If it is, what left torch with another value there does not matter. If not,
     something of the batch is a constant in the flow: what left torch with another value or, if nothing did,
@@ -150,12 +150,12 @@ class LaterStep:
         self.differing: list[Escape] = []
         """What left torch with another value there."""
         self.differs_in: RecordedCall | None = None
-        """The first call whose result is another one, if the script made the same calls, and nothing left
-        torch with another value.
+        """The first call whose result differs, if the script made the same calls, and nothing left torch with
+        another value.
         """
         self._is_same_loss = False
         self.difference = self._compare()
-        """What is another, in a sentence; empty if the loss is the same, or what left torch explains it."""
+        """What differs, in a sentence; empty if the loss is the same, or what left torch explains it."""
 
     @classmethod
     def of(
@@ -190,7 +190,7 @@ class LaterStep:
         return escape in self.differing and self._is_same_loss
 
     def _compare(self) -> str:
-        """Run the flow on the later batch; return what is another, see ``difference``."""
+        """Run the flow on the later batch; return what differs, see ``difference``."""
         other_way = self._other_way()
         if other_way and any(call.random_states for call in self._flow.calls):
             return other_way  # nothing says which call drew which random numbers
@@ -208,7 +208,7 @@ class LaterStep:
         return other_way or self._first_difference(values)
 
     def _first_difference(self, values: Mapping[Number, Any]) -> str:
-        """Return the first call whose result is another one than it was in the later step."""
+        """Say which call is the first whose result differs from that in the later step, and note the call."""
         overwritten = {number for call in self._flow.calls for number in call.overwritten}
         for call, there in zip(self._flow.calls, self._later.calls, strict=True):
             for number, number_there in zip(call.results, there.results, strict=True):
@@ -261,7 +261,7 @@ def _mattering_escapes(
 
 
 def _may_come_back(escape: Escape, flow: Flow) -> bool:
-    """Return whether what left torch may decide what the flow does after it: as a truth, as a number that its
+    """Return whether what left torch may decide what the flow does after it: as a bool, as a number that its
     calls get from Python, or as a tensor that comes from outside.
     """
     later = [call for call in flow.calls if call.results[0] > escape.number]
@@ -273,8 +273,8 @@ def _may_come_back(escape: Escape, flow: Flow) -> bool:
 
 
 def _may_be_computed_of(escape: Escape, flow: Flow, scaling: Sequence[RecordedCall]) -> bool:
-    """Return the same where no other batch shows what is computed of what left torch: any number that is not
-    whole may be, and any by which the loss is scaled.
+    """Return the same if no other batch shows what the script computes from what left torch: that may be any
+    number that is not whole, and any by which the loss is scaled.
     """
     later = [call for call in flow.calls if call.results[0] > escape.number]
     if any(isinstance(number, float) for number in _constants_of(later)):

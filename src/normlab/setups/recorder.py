@@ -3,8 +3,8 @@
 ``DataflowRecorder`` records what is computed. A ``Recorder`` divides that into micro-batches, and notes what
 the loop does in between. ``patches`` makes functions of torch call it:
 
-- A backward pass (``backward``, ``gradient``) ends a micro-batch, to which all calls since the previous pass
-  belong.
+- A backward pass (``backward``, ``gradient``, ``functional_gradient``) ends a micro-batch, to which all calls
+  since the previous pass belong.
 - Clipping, unscaling and schedules are noted as events. What the script does to gradients by hand is found by
   comparing them with copies, whenever something else happens.
 - An optimizer's step is noted and left out (``_step_or_end``), so the script goes on with the weights that it
@@ -78,7 +78,8 @@ class Recorder(DataflowRecorder):
         if self._states.is_seen(module):
             return
         self._weights.add(module)
-        # of frozen weights no more than gradients take: a large frozen model does not fit twice
+        # Of frozen weights, at most as many bytes are kept as gradients take: memory may not hold a large
+        # frozen model twice.
         trained = [p for optimizer in self.recording.optimizers for p in parameters_of(optimizer)]
         self._states.before_call(module, most_bytes=sum(p.nbytes for p in trained))
 
@@ -213,7 +214,7 @@ class Recorder(DataflowRecorder):
         return (gradient, (loss, aux)) if has_aux else (gradient, loss)
 
     def _weight_of(self, x: Any) -> Tensor | None:
-        """Return the parameter that this is, or whose numbers it shares as it was detached from it."""
+        """Return the parameter that this is, or from which it was detached, so that they share memory."""
         if isinstance(x, nn.Parameter):
             return x
         if not isinstance(x, Tensor) or (memory := memory_of(x)) is None:
@@ -392,7 +393,7 @@ class Recorder(DataflowRecorder):
 
     @contextmanager
     def scheduling(self) -> Iterator[None]:
-        """Take steps of schedules inside this block for a part of what the schedule does that runs it."""
+        """Count steps of schedules inside this block as part of the schedule that makes them."""
         before, self.is_scheduling = self.is_scheduling, True
         try:
             yield
@@ -480,7 +481,7 @@ def _differentiated(args: tuple[Any, ...], argnums: int | tuple[int, ...]) -> An
 def _with_differentiated(
     args: tuple[Any, ...], argnums: int | tuple[int, ...], others: Any
 ) -> tuple[Any, ...]:
-    """Return the arguments with others in place of those."""
+    """Return the arguments with others in place of the differentiated ones."""
     replaced = list(args)
     if isinstance(argnums, int):
         replaced[argnums] = others
@@ -491,10 +492,10 @@ def _with_differentiated(
 
 
 def _skips(optimizer: Optimizer) -> bool:
-    """Return whether this is a step that a ``GradScaler`` skips, as it has found a gradient not finite.
+    """Return whether this is a step that a ``GradScaler`` skips because a gradient is not finite.
 
-    A fused optimizer is stepped all the same, and told so by ``found_inf``; the step of another one is not
-    called.
+    A fused optimizer's ``step`` is called all the same, and told so by ``found_inf``; that of any other
+    optimizer is not called.
     """
     found_inf = getattr(optimizer, "found_inf", None)
     return isinstance(found_inf, Tensor) and bool(found_inf.any())

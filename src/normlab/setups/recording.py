@@ -92,8 +92,8 @@ class RecordedCall:
     """The module; None for a call of a function."""
     arguments: Arguments
     results: tuple[Number, ...]
-    """The tensors that it returned, or the numbers of Python, in order; after them, the new states of the
-    values that it wrote to.
+    """The tensors or Python numbers that it returned, in order; after them, the new states of the values that
+    it wrote to.
     """
     places: tuple[Place, ...]
     """Where each value that it returned lies in what it returned. New states have no place."""
@@ -158,7 +158,7 @@ class Escape:
     function: Callable[..., Any]
     arguments: Arguments
     read: Any
-    """What it gave: a truth or a number of Python; None if it is something else, such as an array."""
+    """What it gave: a bool or a Python number; None if it is something else, such as an array."""
     line: str
     """Where the script called it."""
     number: Number
@@ -288,9 +288,9 @@ class ChangedWeight(NamedTuple):
 
 @dataclass(eq=False)
 class Recording:
-    """What a script showed until it was ended: without a change to a weight by an optimizer.
+    """What a script showed until it was ended. No optimizer has changed a weight until then.
 
-    The *first step* is that of the first optimizer to step, and its *window* are the micro-batches before it.
+    The *first step* is that of the first optimizer to step, and its *window* is the micro-batches before it.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -333,10 +333,10 @@ class Recording:
         return list(steps.values())
 
     def of_optimizer(self, number: int) -> Recording:
-        """Return the part of the recording whose first step is that of one optimizer, as of a GAN's second.
+        """Return the part of the recording whose first step is that of one optimizer, such as a GAN's second.
 
-        It has the passes since another optimizer stepped, but for those that only lead to a step of another
-        one later on. ``number`` counts optimizers from 1, in the order of ``stepped``.
+        It has the passes since another optimizer stepped, without those that only lead to a later step of
+        another one. ``number`` counts optimizers from 1, in the order of ``stepped``.
 
         Raises UserError if so many were not stepped.
         """
@@ -387,8 +387,8 @@ class Recording:
 
     @property
     def events_of_first_step(self) -> list[Event]:
-        """All from the first backward pass until the next one after the first step. What came before, such as
-        steps of a schedule that bring it to where a run is resumed, is no part of a step.
+        """All events from the first backward pass up to the next one after the first step. What came before,
+        such as steps of a schedule that bring it to where a run is resumed, is not part of a step.
         """
         events, has_stepped = list[Event](), False
         for event in dropwhile(lambda event: event.kind != "backward", self.events):
@@ -429,8 +429,8 @@ class Recording:
         return windows
 
     def first_of_next_step(self, window: Sequence[MicroBatch]) -> MicroBatch | None:
-        """Return the first micro-batch of the next step of the optimizer that steps first; None if that step
-        was not seen, or has more or fewer micro-batches than this ``window`` of the first one.
+        """Return the first micro-batch of a later step of the optimizer that steps first: the next one that
+        has as many micro-batches as this ``window`` of the first step. None if none was seen.
         """
         windows = self.windows
         for optimizer, micro_batches in windows[1:]:

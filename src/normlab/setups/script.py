@@ -177,7 +177,7 @@ def trackers_offline() -> Iterator[None]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the class and message of an exception, with the last line of the user's that ran."""
+    """Return the class and message of an exception, and where in the user's code it was raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_library(f.filename)]
     at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"

@@ -1,4 +1,4 @@
-"""``Setup``: what a training script holds just before its first step. Every instrument takes one.
+"""``Setup``: what a training script holds just before its first step, which instruments examine.
 
 What a person hands in is read strictly: an error says what was given, what is allowed, and what to type.
 """
@@ -24,9 +24,9 @@ Loss = Callable[[nn.Module, Any], Tensor]
 StepFunction = Callable[[nn.Module, Any, Any, Any], Any]
 """``step(model, batch, optimizer, scheduler)``: the whole training step on one batch; returns the loss."""
 Ability = Literal["loss", "gradient", "batch", "step", "rate"]
-"""What a recorded step may not allow: to compute its loss again (``loss``), its gradient (``gradient``), or
-either of another batch (``batch``); to do what the script does with the gradient until its optimizer has
-stepped (``step``); or to step at the rate of the training (``rate``).
+"""What may be impossible with a recorded step: computing its loss again (``loss``), computing its gradient
+(``gradient``), computing either on another batch (``batch``), repeating what the script does with the
+gradient until its optimizer has stepped (``step``), or stepping at the rate of the training (``rate``).
 """
 
 
@@ -34,15 +34,15 @@ stepped (``step``); or to step at the rate of the training (``rate``).
 class Declaration:
     """What no step can show, so its author declares it; each word is checked against the model.
 
-    ``documents`` are the numbers of the documents `[B, T]` in a packed batch, or the batch entry that holds
-    them. ``positions`` and ``final_norm`` are False if there are none on purpose. ``frozen`` are globs of
-    parameters that are frozen, or cut off from a part of the loss, on purpose, and ``detached`` are globs of
-    modules that detach something on purpose. ``steps`` is the planned number of optimizer steps, ``peak_lr``
-    the largest rate on the way, ``max_grad_norm`` the norm that gradients are clipped to. ``init`` says how
-    parameters start: "class", a recipe, a TOML file, or a mapping from kinds or globs to deviations;
-    ``check`` turns it into a tuple of ``Start``. ``trained`` says whether the weights were trained before.
-    ``parametrisation`` names the rule for rates, starts and multipliers, such as "mup" or "completep", and
-    ``transfer`` checks that they follow it.
+    ``documents`` says to which document each token of a packed batch belongs, as numbers `[B, T]`, or names
+    the batch entry that holds these. ``positions`` and ``final_norm`` are False if there are none on purpose.
+    ``frozen`` are globs of parameters that are frozen, or cut off from a part of the loss, on purpose, and
+    ``detached`` are globs of modules that detach something on purpose. ``steps`` is the planned number of
+    optimizer steps, ``peak_lr`` the largest rate on the way, ``max_grad_norm`` the norm that gradients are
+    clipped to. ``init`` says how parameters start: "class", a recipe, a TOML file, or a mapping from kinds or
+    globs to deviations; ``check`` turns it into a tuple of ``Start``. ``trained`` says whether the weights
+    were trained before. ``parametrisation`` names the rule for rates, starts and multipliers, such as "mup"
+    or "completep", and ``transfer`` checks that they follow it.
     """
 
     tied: bool | None = None
@@ -71,7 +71,10 @@ class Declaration:
 
     @classmethod
     def of(cls, value: Declaration | Mapping[str, Any] | None) -> Declaration:
-        """Read a mapping. Raises UserError for an unknown word or a value of the wrong kind."""
+        """Return a declaration; a mapping has the names of its fields, and None declares nothing.
+
+        Raises UserError for an unknown word or a value of the wrong kind.
+        """
         if isinstance(value, Declaration):
             return value
         if value is None:
@@ -352,13 +355,13 @@ class Setup:
         return is_batch or not _iterable(batches)
 
     def stream(self) -> Iterator[Any]:
-        """Yield batch after batch, without end: after the last one, ``batches`` is read again. Every batch is
-        a copy, but for those of a list.
+        """Yield batch after batch, without end: after the last one, ``batches`` is read again. What a loader
+        yields is copied; a single batch and those of a list are yielded as they are.
 
         Raises UserError if there is none, and for an iterator, which can be read only once.
         """
         if self.is_one_batch:
-            yield from repeat(self.batches)
+            yield from repeat(self.batches)  # without end: what follows is for several batches
         if iter(self.batches) is self.batches:
             raise UserError(
                 f"batches is {shown(self.batches)}, which can be read only once; give a list, a DataLoader, "

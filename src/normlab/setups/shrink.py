@@ -37,9 +37,11 @@ LARGE: Final = 200_000_000
 """Parameters above which a model is shrunk unless that is forbidden."""
 FEWEST_LAYERS: Final = 4
 ROUNDED: Final = 0.1
-"""The share by which a divisor of positions may be exceeded, where tables have a few more entries."""
+"""The share by which a dimension may be divided by more than the largest divisor: a table of positions may
+have a few more entries than there are positions.
+"""
 MOST: Final[dict[Kind, int]] = {Kind.LAYERS: 128, Kind.EXPERTS: 1024}
-"""How many modules of a kind are ever built to look at a model; what more of them would hold is computed."""
+"""The most modules of a kind that are built to look at a model; what more of them would hold is computed."""
 
 Build = Callable[[Any], nn.Module]
 """Builds the model of a configuration."""
@@ -241,7 +243,7 @@ def _kind(layer: nn.Module) -> tuple[Any, ...]:
 
 def difference(original: nn.Module, model: nn.Module, sizes: Sizes, divisors: Divisors) -> str:
     """Say how the structure of a smaller model differs from that of the original, with as many layers; return
-    nothing if it does not.
+    "" if it does not.
     """
     for noun, names_of in (("modules", _classes), ("ties", _ties), ("parameters", _dimensions)):
         apart = sorted(names_of(original).keys() ^ names_of(model).keys())
@@ -256,8 +258,8 @@ def difference(original: nn.Module, model: nn.Module, sizes: Sizes, divisors: Di
 
 
 def _explained(size: int, new: int, sizes: Sizes, divisors: Divisors) -> bool:
-    """Return whether a dimension is divided as numbers of the configuration are, as is what it has beyond a
-    vocabulary. One that is made of several parts is divided by less than the one that is divided most.
+    """Return whether a dimension, or what it has beyond a vocabulary, is divided as numbers of the
+    configuration are. One that is made of several parts is divided by less than the largest divisor.
     """
     if new == size == sizes.labels:
         return True
@@ -269,7 +271,7 @@ def _explained(size: int, new: int, sizes: Sizes, divisors: Divisors) -> bool:
 def _divided(size: int, new: int, divisors: Divisors) -> bool:
     """Return whether a size is small and stays, or is divided by no more than the number divided most."""
     if new == size <= VOCABULARY:
-        return size >= 0
+        return size >= 0  # below 0, there is nothing beyond that vocabulary
     return new > 0 and 1 < size / new <= divisors.largest * (1 + ROUNDED)
 
 

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 Path = tuple[str | int, ...]
 """Where a number is: names of entries, and places in lists."""
 NARROWEST: Final = 64
-"""The hidden size is not lowered beyond this: narrower ones leave too few numbers to compare."""
+"""The hidden size is not lowered below this: narrower ones leave too few numbers to compare."""
 FEWEST: Final = 8
-"""No other width, and no size of a head, is lowered beyond this: a rotation needs several frequencies."""
+"""No other width, and no size of a head, is lowered below this: a rotation needs several frequencies."""
 ALIGNED: Final = 8
 """Numbers of two bytes in 16 bytes, the unit in which processors load them."""
 FEWEST_HEADS: Final = 4
@@ -272,8 +272,8 @@ def divisors_of(sizes: Sizes) -> Iterator[Divisors]:
 
 
 def in_the_way(sizes: Sizes) -> list[Number]:
-    """Return the numbers of a model that cannot be narrower, without which it could be: those of one value at
-    a time.
+    """Return the numbers that keep a model from being narrower: without all those of one value, it could be.
+    Empty if it can be narrower anyway.
     """
 
     def largest_divisor(numbers: Sequence[Number]) -> int:
@@ -364,8 +364,8 @@ def _rotates(sizes: Sizes, head_size: float) -> bool:
 
 
 def _of_experts(sizes: Sizes) -> int:
-    """Return the largest divisor that leaves two experts to a token, for the weight of a single one is
-    constant where weights are normalized, and groups of one size where experts are in groups.
+    """Return the largest divisor that leaves two experts to a token and, where experts are in groups, groups
+    of one size. Two, because the weight of a single one is constant where weights are normalized.
     """
     chosen = [int(n.value) for n in sizes.of(Kind.CHOSEN)]
     experts = [int(n.value) for n in sizes.of(Kind.EXPERTS)]
@@ -384,14 +384,16 @@ def _of_experts(sizes: Sizes) -> int:
 
 
 def _of_positions(sizes: Sizes) -> int:
-    """Return the divisor that makes windows shorter than the rows of a check, or else contexts short."""
+    """Return the largest divisor that leaves each window ``WINDOW`` positions or more, so that the rows of a
+    check exceed it, and each longer context ``CONTEXT`` or more.
+    """
     windows = [int(n.value) // WINDOW for n in sizes.of(Kind.WINDOW)]
     contexts = [int(n.value) // CONTEXT for n in sizes.of(Kind.CONTEXT) if n.value > CONTEXT]
     return max(1, min([*windows, *contexts], default=1))
 
 
 def _of_state(size: int) -> int:
-    """Return the power of two that leaves a state of ``SMALL`` or more."""
+    """Return the largest power of two that leaves a state of ``SMALL`` or more."""
     divisor = 1
     while size % (2 * divisor) == 0 and size // (2 * divisor) >= SMALL:
         divisor *= 2
@@ -413,7 +415,7 @@ def depths_of(content: Mapping[str, Any]) -> list[int]:
 
 
 def options_of_layers(content: Mapping[str, Any], depth: int) -> list[Sequence[Any]]:
-    """Return the lists with an entry for each layer, but for those that just count them."""
+    """Return the lists with an entry for each layer, but for those that just hold the layers' own numbers."""
     lists = [(path, value) for path, value in entries(content) if isinstance(value, (list, tuple))]
     return [v for path, v in lists if len(v) == depth and not _is_list_of_layers(path, v)]
 
@@ -491,8 +493,8 @@ def renumbered(sizes: Sizes) -> dict[int, int]:
 
 
 def _of_smaller_heads(sizes: Sizes, divisors: Divisors, values: Sequence[Any]) -> list[Any]:
-    """Return what smaller heads leave of a list: of one entry per frequency of the rotation, as many as there
-    are; of parts of the frequencies, smaller parts.
+    """Return what smaller heads leave of a list: if it has one entry per frequency of the rotation, as many
+    as there are frequencies now; if it divides the frequencies into parts, smaller parts.
     """
     _, of_size = divisors.heads.get("", (1, 1))
     frequencies = {size / 2 * share for size in sizes.head_sizes("") for share in (1.0, *_rotated(sizes))}

@@ -32,8 +32,8 @@ def require_trainable(loss: Any) -> None:
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer's step must be given a function that computes the gradients, as that of
-    LBFGS.
+    """Return whether an optimizer's step must be given a function that computes the gradients; that of LBFGS
+    must.
     """
     # of its class: whoever watches an optimizer may stand in place of its step, and take anything
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")

@@ -21,18 +21,18 @@ NO_VALUES: Final = (int, str, type(None), torch.dtype, torch.device, torch.Gener
 
 def is_special(name: str) -> bool:
     """Return whether Python calls a method of this name by itself, as ``int()`` calls ``__int__``: it
-    insists on the type that this returns. ``__get__`` is none: it gives a property, such as ``shape``.
+    insists on the type that this returns. ``__get__`` does not count: it gives a property, such as ``shape``.
     """
     return name.startswith("__") and name.endswith("__") and name != "__get__"
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number of Python, and no truth."""
+    """Return whether a value is a Python number, and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def says_nothing(value: Any) -> bool:
-    """Return whether a value is one that nothing could be computed of, such as a type."""
+    """Return whether a value is one that nothing could be computed from, such as a type."""
     return value is None or isinstance(value, (str, torch.dtype, torch.device, torch.layout))
 
 
@@ -53,8 +53,8 @@ def writes_to(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> li
 
 
 def changes_entries(function: Callable[..., Any]) -> bool:
-    """Return whether a function that writes to a tensor changes its entries. Of the properties that it may
-    set, most lie beside them, such as ``grad`` and ``requires_grad``.
+    """Return whether a function that writes to a tensor changes its entries. Setting most properties, such as
+    ``grad`` and ``requires_grad``, does not.
     """
     if getattr(function, "__name__", "") != "__set__":
         return True

@@ -14,7 +14,7 @@ from normlab.setups.named import NamedSetup
 
 
 def is_trainer(value: Any) -> bool:
-    """Return whether a value is something that trains a model of its own: a trainer with ``train()``, as
+    """Return whether a value is something that trains a model of its own: a trainer with ``train()``, such as
     those of transformers, TRL and torchtitan, or a pair of a LightningModule and its loader.
     """
     return _is_pair(value) or _trains(value)
@@ -26,7 +26,7 @@ def setup_from_trainer(trainer: Any, *, batches: int = 1) -> NamedSetup:
 
     Raises UserError if it makes no step.
     """
-    # which few need: they take a while to import
+    # imported here, since they take a while and few calls need them
     from normlab.setups.capture import capture
     from normlab.setups.process import same_process
 

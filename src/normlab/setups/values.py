@@ -1,12 +1,12 @@
 """The values that a running script computes, each with a number: its tensors, and what it reads out of them.
 
-A number stands for a value in one state. A tensor that is written to gets another number for what it is
-then, so that a recorded call says which state it has read.
+A number stands for a value in one state. A tensor that is written to gets a new number for its new state, so
+that a recorded call says which state it has read.
 
 Values are told apart by ``id``, so an object that has a number must live as long as the number is used:
-another object could get its ``id``. Data are kept alive. What was computed of parameters is not, as it
-would hold the memory of all activations: of that an ``Outline`` is kept, and the number ends with the
-object.
+another object could get its ``id``. Data are kept alive. What was computed from parameters is not, since that
+would hold the memory of all activations: an ``Outline`` is kept of it, and its number is freed when the
+object dies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Values:
         self._objects: dict[Number, Any] = {}
         """The values that are kept alive: data, numbers, and what nobody was seen to compute."""
         self._outlines: dict[Number, Outline] = {}
-        """The outlines of the others, which are computed of parameters."""
+        """The outlines of the others, which are computed from parameters."""
         self._computed: dict[Number, weakref.ref[Tensor]] = {}
         """These others themselves, as long as the script holds them."""
         self._begin = 0
@@ -81,7 +81,7 @@ class Values:
         return known
 
     def add(self, value: Any, *, computed: bool = False) -> Number:
-        """Give a value a new number. What is ``computed`` of parameters is not kept alive."""
+        """Give a value a new number. What is ``computed`` from parameters is not kept alive."""
         number, key = self.next_number(), id(value)
         self._number_of[key] = number
         self._versions[number] = _version_of_data(value)
@@ -104,8 +104,8 @@ class Values:
         return {**self._outlines, **self._objects}
 
     def begin_micro_batch(self) -> None:
-        """Take what is computed from now on for the next micro-batch's. What it reads of this one is kept
-        alive.
+        """Count what is computed from now on as part of the next micro-batch. What that reads of earlier ones
+        is kept alive.
         """
         self._begin = self.next_number()
 

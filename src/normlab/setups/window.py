@@ -29,7 +29,7 @@ from normlab.trace.trace import Trace
 
 
 class ShorterWindow(NamedTuple):
-    """The window of a later step that has fewer micro-batches than the first one, as the last of an epoch."""
+    """The window of a later step with fewer micro-batches than the first, such as the last of an epoch."""
 
     micro_batches: int
     weight: float
@@ -165,7 +165,7 @@ class WindowStep:
 
     def _joined_batch(self) -> dict[str, Tensor] | None:
         """Return the rows of all micro-batches as one batch; None if they cannot be joined, or if the loss of
-        a micro-batch cannot be computed of all of them at once.
+        a micro-batch cannot be computed from all of them at once.
         """
         first = self.flows[0]
         if len(self.flows) == 1:
@@ -226,8 +226,8 @@ class WindowStep:
     # ------------------------------------------------------------------------------------- the step
 
     def part_of_each(self, part: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the first two rows of each micro-batch of the joined batch, as wide as this part of it is;
-        all of it if the script does not run on them.
+        """Return the first two rows of each micro-batch of the joined batch, cut to the width of ``part``;
+        the whole joined batch if the script does not run on them.
         """
         if len(self.flows) == 1:
             return part
@@ -344,7 +344,7 @@ class WindowStep:
             yield self.flows[0], batch, total / self.flows[0].factor
 
     def _rows_of_each(self, rows: int) -> list[int]:
-        """Return how many rows of a batch with so many belong to each micro-batch; none if nothing says."""
+        """Return how many of a batch's ``rows`` belong to each micro-batch; an empty list if nothing says."""
         if sum(self.rows) == rows:
             return self.rows
         if len(self.flows) == 1:

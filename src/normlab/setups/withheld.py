@@ -70,7 +70,7 @@ TEXTS_OF_NUMPY: Final = "numpy.lib._datasource"
 """A module with an ``open`` that keeps Python's as it was when it was first used."""
 
 LISTED: Final = 5
-"""So many of the files that were withheld are named in a report, besides their number."""
+"""How many of the things that were withheld a report names; it counts the others."""
 
 
 class Withheld:
@@ -114,8 +114,8 @@ class Withheld:
             yield
 
     def _register_instead_of(self, register: Callable[..., Any]) -> Callable[..., Any]:
-        """Withhold as well what functions save that the script's own code registers, when the process ends.
-        What libraries clean up then is theirs.
+        """Withhold also what is saved when the process ends, by functions that the script itself registers.
+        Those that libraries register run as they are: what they clean up is theirs.
         """
 
         @wraps(register)
@@ -145,7 +145,9 @@ def saving_withheld() -> Iterator[Withheld]:
 
 
 class _AtExit:
-    """A function that a script has registered with ``atexit``, by which ``atexit.unregister`` finds it."""
+    """A function that a script has registered with ``atexit``, called with saving withheld. It equals the
+    function itself, so ``atexit.unregister`` finds it.
+    """
 
     def __init__(self, function: Callable[..., Any], withheld: Withheld) -> None:
         self._function, self._withheld = function, withheld
@@ -198,7 +200,7 @@ class _Savers(MetaPathFinder):
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
+            del loader.exec_module  # this function, which hides the loader's own
             execute(module)
             if self._withheld.active:
                 self.patch(module)

@@ -27,7 +27,7 @@ from normlab.trials.verdict import Trial
 
 LEAST_STEPS: Final = 2 * LAST
 SHOWN: Final = 16
-"""The first steps of the optimizer must come within so many batches."""
+"""Within how many batches the first steps of the optimizer must come."""
 MEASURING: Final = 0.02
 """The share of the budget after which measuring ends."""
 LATE: Final = "late"

@@ -64,7 +64,7 @@ def _warmup(setup: Setup, value: str, steps: int) -> int:
 
 
 def _option(setup: Setup, word: str, name: str, value: str) -> Any:
-    """Return the value of an optimizer's option. Raises UserError if it is not of the kind of the own one."""
+    """Return the new value of an optimizer's option. Raises UserError if it is not of the old one's kind."""
     with restored(setup):
         groups = groups_of(copied(setup)[1])
     rates = ("lr", "initial_lr")

@@ -1,4 +1,4 @@
-"""Digests of what changes the losses of trials, by which a folder of trials knows its setup again."""
+"""Digests of what changes the losses of trials, by which a folder of trials recognizes its setup."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def _digest(parts: Sequence[bytes | str]) -> str:
 
 
 def _code(value: Any) -> str:
-    """The source of a function, and the plain values that it closes over; for an object, of its class."""
+    """The source of a function, with the plain values that it closes over or has as defaults; for any other
+    object, the name of its class.
+    """
     function = getattr(value, "__func__", value)
     if not inspect.isfunction(function):
         return type(value).__name__

@@ -18,7 +18,7 @@ from normlab.trials.scale import Scale
 
 FILE: Final = "trials.jsonl"
 MARK_S: Final = 10.0
-"""If a trial is killed, at most so many of its seconds are not counted."""
+"""If a trial is killed, at most this many of its seconds are not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

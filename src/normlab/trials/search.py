@@ -16,9 +16,9 @@ BEHIND: Final = 0.1
 USABLE: Final = 0.05
 """A usable rate may be worse than the best by this share of what the best one learns."""
 SURE: Final = 2.0
-"""A rate counts as worse only if it is so many standard errors worse than that."""
+"""A rate counts as worse only if it is this many standard errors worse than that."""
 FARTHEST: Final = 12
-"""Other rates are tried within so many octaves of the first."""
+"""Other rates are tried within this many octaves of the first."""
 Scores = Mapping[Any, float]
 """The losses of trials by their rate, or by their octave: the rate is 2^octave times the first one."""
 NONE: Final[Scores] = {}

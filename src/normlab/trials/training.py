@@ -29,7 +29,7 @@ RateOf = Callable[[int, Sequence[float]], Sequence[float]]
 Enough = Callable[["Training"], str]
 """From a training so far to the reason why it ends here; empty if it continues."""
 OWN_STEPS: Final = 4
-"""So many steps of the optimizer at its own rates show whether it warms up, and how long a step takes."""
+"""How many steps of the optimizer at its own rates show whether it warms up, and how long a step takes."""
 
 
 @dataclass
@@ -111,8 +111,8 @@ def _replace_options(optimizers: Sequence[Optimizer], options: Mapping[str, Any]
 def _first_step(setup: Setup, model: nn.Module, step: Callable[[], Any]) -> Any:
     """Take the first step, and return its loss. Raises UserError unless it has run the copy alone.
 
-    To read the weights of the setup's own model is no stray: a step may log what it likes. So only what is in
-    the graph of the loss counts.
+    A step may read the weights of the setup's own model, for instance to log them. So only what is in the
+    graph of the loss counts as a use of that model.
     """
     with use_of(unwrap(setup.model), in_graph=True) as strayed, use_of(model) as used:
         value = step()

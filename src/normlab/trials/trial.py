@@ -24,13 +24,15 @@ from normlab.trials.search import FARTHEST, next_octave
 from normlab.trials.verdict import INTERRUPTED, Trial, Trials
 
 FEWEST: Final = 3
-"""With fewer trials, nothing is compared; if the budget does not hold so many, they get fewer steps."""
+"""With fewer trials, nothing is compared; if the budget does not hold this many, trials get fewer steps."""
 WHOLE: Final = 8
-"""A scan takes so many trials, with both sides of the best rate and the upper edge."""
+"""How many trials a scan takes, with both sides of the best rate and the upper edge."""
 LONGER: Final = 16
-"""If nothing is learnt before, trials may have up to so many times the steps of the first ones."""
+"""If nothing is learnt before, trials may have up to this many times the steps of the first ones."""
 DIGITS: Final = 3
-"""Losses are compared to so many digits: if rates differ by less, nothing moves; then try higher ones."""
+"""Losses are compared to this many decimals. Of rates that tie, the highest counts as the best, so a scan of
+rates at which nothing moves goes on to higher ones.
+"""
 OPTIONS: Final = ("seed", "folder", "progress", "announce")
 """Arguments of ``trial`` itself, not of the setup."""
 

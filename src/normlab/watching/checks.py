@@ -83,7 +83,7 @@ def _as_one(batch: Batch) -> Any:
 
 
 def _loss_of(scored: Sequence[Scored], batch: Batch) -> Loss:
-    """Return a loss of which the outputs have the gradients that backward gave them, up to one factor."""
+    """Return a loss that gives the outputs the gradients that backward gave them, up to one factor."""
     has_both = all(batch)
     unit = max(map(_size, scored)) or 1.0  # a scaler's factor, among others
     parts = [(output.place, _loss_of_output(output, unit)) for output in scored]

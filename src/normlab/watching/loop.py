@@ -25,10 +25,10 @@ from normlab.trace.tensors import Place, tensors_in
 from normlab.watching.meter import local_parts, stored
 
 FIRST: Final = 3
-"""Steps whose gradients are followed: a step's own and what the next step finds of them, even if the first
-step began with leftovers."""
+"""How many steps' gradients are followed: enough to see a step's own and what the next step finds of them,
+even if the first step began with leftovers."""
 READ: Final = 2
-"""Passes of a step whose weights are read: if losses are averaged, two weights add up to at most 1."""
+"""How many passes of a step have their weights read: if losses are averaged, two add up to at most 1."""
 
 
 @dataclass

@@ -50,9 +50,9 @@ class StepRecord(NamedTuple):
 class Meter:
     """Measures the norm of every parameter's gradient and of its update, in every step.
 
-    For the updates it keeps a copy of the weights: about 1% of a step's time on a CPU, a quarter of what Adam
-    keeps anyway. ``parts`` are the parameters by name as this process holds them; ``norms`` gives the norms
-    of the whole tensors.
+    For the updates it keeps a copy of the weights. That takes about 1% of a step's time on a CPU, and a
+    quarter of the memory that weights, gradients and Adam's two averages take anyway. ``parts`` are the
+    parameters by name as this process holds them; ``norms`` gives the norms of the whole tensors.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class OptimizerSteps:
 
     @property
     def meter(self) -> Meter:
-        """The meter of the optimizer's parameters; a new one if more were added, as of a layer unfrozen."""
+        """The meter of the optimizer's parameters; a new one if some were added, as by unfreezing a layer."""
         if self._meter is None or len(self._meter.names) != len(self.parameters):
             self._meter = Meter(self._named_parameters(), _norms_over_ranks)
         return self._meter

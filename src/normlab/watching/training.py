@@ -19,7 +19,8 @@ from normlab.watching.watcher import Watch
 
 def follow(watch: Watch) -> Training:
     """Let a watch attach to what trains from now on: to the model and its optimizers at the first call in
-    training, so that the first step is watched whole. That ends when the watch is closed.
+    training, so that the first step is watched whole. What is patched for it is put back when the watch is
+    closed.
     """
     training = Training(watch)
     for owner, name, new in training.patches():
@@ -72,7 +73,7 @@ class Training:
         if not optimizers:
             return
         self._is_attached = True
-        nn.Module.__call__ = call  # type: ignore[method-assign]  # the others are none of our business
+        nn.Module.__call__ = call  # type: ignore[method-assign]  # other calls need not be seen
         self._watch.start(0)
         self._watch.attach(_model_of(module, optimizers), optimizers)
         self._watch.count_steps()

@@ -46,7 +46,7 @@ def watch(
     """
     options: dict[str, Any] = {"out": out, "every_steps": every_steps, "structure": structure, "sinks": sinks}
     if optimizer is None and is_trainer(model):
-        from normlab.watching.training import follow  # which few need: it takes a while to import
+        from normlab.watching.training import follow  # it takes a while, and few need it
 
         watch_of_trainer = Watch(probes, **options)
         follow(watch_of_trainer)
