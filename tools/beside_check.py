@@ -39,7 +39,7 @@ def versions() -> dict[str, str]:
 
 
 def megabytes(names: set[str]) -> float:
-    """Return how much the files of some distributions take."""
+    """Return how many MiB the files of some distributions take."""
     here, size = installed(), 0
     for name in names:
         for file in here[name].files or ():

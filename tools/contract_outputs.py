@@ -1,4 +1,4 @@
-"""Hold what ``normlab check --json`` prints in 200 cases to its schema.
+"""Hold what ``normlab check --json`` prints in more than 200 cases to its schema.
 
     PYTHONPATH=tests python tools/contract_outputs.py               # about half an hour on one core
     PYTHONPATH=tests python tools/contract_outputs.py --most 10     # of each kind

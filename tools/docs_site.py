@@ -42,7 +42,7 @@ API = {
 """The packages that have a page of their own, by heading, in the order of the navigation."""
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 SECONDS = 900
-"""For one cell of the notebook, at most."""
+"""The most seconds that one cell of the notebook may take."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

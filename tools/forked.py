@@ -1,4 +1,4 @@
-"""Processes that begin with what takes seconds to import and with nothing of normlab's, forked from one."""
+"""Processes forked from one that has imported what takes seconds to import, and nothing of normlab."""
 
 from __future__ import annotations
 

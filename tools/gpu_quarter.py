@@ -90,7 +90,7 @@ class Place:
         return (time.perf_counter() - start) / times
 
     def peak_bytes(self) -> int | None:
-        """The most memory that torch held on the device since the last call; None on a CPU."""
+        """The most memory that torch held on the device since the last call; None without CUDA."""
         if self.device.type != "cuda":
             return None
         peak = torch.cuda.max_memory_allocated(self.device)
@@ -244,7 +244,7 @@ def _product_rate(place: Place, dtype: torch.dtype) -> float:
 
 
 def norms(place: Place) -> Iterator[Row]:
-    """Every norm's time each way, over the time of a copy of its input."""
+    """Every norm's time forward, and forward and backward, over the time of a copy of its input."""
     rows, dim = (64, 32) if place.tiny else (65_536, 1024)
     kinds: dict[str, Callable[[int], nn.Module]] = {
         "torch.nn.LayerNorm": nn.LayerNorm,
@@ -362,7 +362,7 @@ PARTS: Final = (
     Part("looklinear", 75, training("looklinear", _half("LookLinear+Post, dropout"))),
     Part("gl-en", 240, training("gl-en", _gl_en)),
 )
-"""In the order of their worth; the last one takes what is left."""
+"""In the order of their worth; the last one takes what is left, up to its limit."""
 
 
 def kept(out: Path) -> list[Row]:

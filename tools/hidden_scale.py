@@ -119,7 +119,7 @@ def picture(frame: pl.DataFrame, ends: Sequence[float]) -> Drawn:
     """Draw the root mean square of the stream against the sublayers that it has passed, on a log scale.
 
     ``frame`` has a row a point: ``stack``, ``sublayer``, ``low``, ``mid``, ``high``; positive values.
-    ``ends`` are those of the vertical axis, given so that pictures can be compared. Of a fixed, small size.
+    ``ends`` are those of the vertical axis, given so that pictures can be compared. The size is fixed.
     """
     stacks = frame["stack"].unique(maintain_order=True).to_list()
     low, high = ends
@@ -145,7 +145,8 @@ def picture(frame: pl.DataFrame, ends: Sequence[float]) -> Drawn:
             strokeDash=alt.StrokeDash("stack:N", title=None, legend=legend, scale=dashes),
         ),
     ]
-    apart = alt.Resolve(legend=alt.LegendResolveMap(fill="independent"))  # or the band's none counts for all
+    # else the band's lack of a legend would count for all layers
+    apart = alt.Resolve(legend=alt.LegendResolveMap(fill="independent"))
     return alt.layer(*layers, resolve=apart).properties(width=340, height=150)
 
 

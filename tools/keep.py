@@ -27,8 +27,8 @@ KEPT = (
 
 
 def keep_run(run: RunFolder, into: Path) -> None:
-    """Copy the small files of a run; paths of local data sets become portable, and of the run that it starts
-    from the id alone is kept.
+    """Copy the small files of a run; paths of local data sets become portable, and of the path to the run
+    that it starts from, the id alone is kept.
     """
     into.mkdir(parents=True, exist_ok=True)
     for name in KEPT:

@@ -37,7 +37,7 @@ def link(lent: Distribution, folder: Path) -> None:
 
 
 def main() -> None:
-    """Link everything; say what an environment without torch lacks."""
+    """Link torch and what it requires; exit with an error where any of that is not installed."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True)
     try:

@@ -35,9 +35,9 @@ FAILED_TESTS = 1
 """pytest's exit code when tests ran and some failed; an import error or an empty selection has another."""
 MOST_LINES = 40
 QUICK = "not slow and not wide and not long"
-"""Which tests of a folder are run."""
+"""The tests that are run where a folder or a file is named."""
 NAMED = "not wide and not long"
-"""Which of those that are named, which may be slow."""
+"""The tests that are run where each is named by itself: slow ones as well."""
 MUTATIONS: Final[tuple[Mutation, ...]] = (*METHODS, *INSTRUMENTS)
 
 
@@ -53,7 +53,7 @@ class Result:
 
 
 def run_tests(package: Path, tests: Sequence[str] = TESTS) -> Result:
-    """The tests against the package below ``package``'s parent, to the first failure."""
+    """Run tests on a copy of the package, up to the first failure."""
     start, files = time.perf_counter(), [package.parent / name for name in ("in", "out", "err")]
     # in such variables a pytest around this one says which worker it is and what was typed
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
@@ -89,7 +89,7 @@ def _test(package: Path, tests: Sequence[str]) -> None:
 
 
 def copy_of_package(folder: Path) -> Path:
-    """An unchanged copy of the package, with what Python compiled of it: times of files are copied."""
+    """Copy the package unchanged, with its file times, so that what Python compiled of it stays valid."""
     package = folder / "normlab"
     shutil.copytree(ROOT / "src" / "normlab", package)
     return package
@@ -120,7 +120,7 @@ def chosen_by(words: Sequence[str], room: str | None) -> list[Mutation]:
 
 
 def main(typed: Sequence[str]) -> int:
-    """Plant the errors that are chosen; the number that was not caught."""
+    """Plant the errors that are chosen; return how many were not caught, or 1 if tests fail without any."""
     parser = argparse.ArgumentParser(description="Plant errors, and see that the tests catch each.")
     parser.add_argument("words", nargs="*", metavar="word", help="a part of an error's name")
     parser.add_argument("--room", choices=sorted({m.room for m in MUTATIONS}), help="a folder of src/normlab")

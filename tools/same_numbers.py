@@ -147,7 +147,7 @@ class Side:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run and compare; the number of configurations that differ, at most 1."""
+    """Run and compare; return 1 if any configuration differs, else 0."""
     given = _parsed(argv)
     start = time.perf_counter()
     with ExitStack() as stack:
@@ -181,7 +181,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _report(name: str, sides: Sequence[Side], names: Names) -> bool:
-    """Print a configuration's line; whether it is identical."""
+    """Print a configuration's line, and return whether it is identical."""
     try:
         base, head = (load(_given(name, side), names) for side in sides)
     except LookupError as failure:
@@ -329,7 +329,7 @@ def _drive(side: Side, names: Sequence[str], work: Path) -> None:
 
 
 def _standard_error(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Run a command to its end, or stop it when it hangs; what it wrote to standard error."""
+    """Run a command to its end, or stop it if it hangs; return what it wrote to standard error."""
     with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
             return process.communicate(timeout=LIMIT_SECONDS)[1]

@@ -109,7 +109,7 @@ def train_watched(
 ) -> list[float]:
     """Train a model in place in a plain loop under watch, a step for each learning rate; return the losses.
 
-    A batch is the rows of the model's batch in another order.
+    Each step takes half of the rows of the model's batch, drawn at random.
     """
     import torch
 

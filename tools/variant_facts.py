@@ -40,7 +40,7 @@ def shipped() -> list[RecipePart]:
 
 
 def code(names: Iterable[str]) -> str:
-    """Names with commas between them."""
+    """Names as code in Markdown, with commas between them."""
     return ", ".join(f"`{name}`" for name in names)
 
 
@@ -83,7 +83,7 @@ def simplest(axis: str, name: str) -> Recipe:
 
 
 JOINT = "; "
-"""Between the reasons of a configuration that is forced."""
+"""What stands between the reasons why a configuration had to be forced."""
 
 
 def refusals(part: RecipePart) -> Iterator[str]:

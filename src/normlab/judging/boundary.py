@@ -85,7 +85,7 @@ class Boundary:
         def excess(logit_of_tail: float) -> float:
             return float(self._above(_r(expit(logit_of_tail), seeds), seeds)) - chance
 
-        # on the scale of the logit tails of every size are smooth
+        # on the scale of the logit, tails of every size are smooth
         return float(expit(brentq(excess, -45.0, 0.0, xtol=1e-9)))
 
     def _above(self, end: Array, seeds: int) -> Array:

@@ -66,7 +66,7 @@ class Command:
 
 
 def _from_here(path: Path) -> str:
-    """A path from the current folder, if it is below."""
+    """A path relative to the current folder if it lies below it; any other path as it is."""
     folder, absolute = Path.cwd(), path.absolute()
     return str(absolute.relative_to(folder) if absolute.is_relative_to(folder) else path)
 

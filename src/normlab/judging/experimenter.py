@@ -35,9 +35,9 @@ from normlab.judging.sequential import Decision, Judge
 from normlab.judging.statistics import mean_margin
 
 BROKEN_AFTER: Final = 2
-"""A command whose first runs all ended in an error is one that does not work, and no result."""
+"""If so many first runs of a command give no score, the command does not work: an error, not a result."""
 TRIES: Final = 2
-"""How often a run is started that signals kill."""
+"""A run that signals kill is started at most so many times."""
 INTERRUPTED: Final = "it was interrupted"
 Progress = Callable[[str, int, int], None]
 """Is told what begins, how many seeds are judged, and how many there are at most."""

@@ -35,7 +35,8 @@ class _Answer:
 def scored(folder: RunFolder, change: str, pattern: re.Pattern[str], options: ScoreOptions) -> ScoredRun:
     """Return what a run that has ended gave: its score, or why it has none.
 
-    Raises UserError if its command could not be started: that says nothing about the change.
+    Raises UserError if its command could not be started, or if it was killed: neither says anything about
+    the change.
     """
     run = folder.ended()
     if run is None:
@@ -60,7 +61,7 @@ def holds_experiments(folder: Path) -> bool:
 
 
 def options_of_last_answer(folder: Path, options: ScoreOptions) -> ScoreOptions:
-    """Return how the scores of a folder are read: as they were for its last answer, unless that is said.
+    """Return how the scores of a folder are read: as for its last answer, unless the options say otherwise.
 
     Raises UserError if nothing says what the score is.
     """

@@ -18,7 +18,7 @@ NUMBER: Final = re.compile(
 NOT_FINITE: Final = r"([-+]?(?:nan|inf(?:inity)?))(?!\w)"
 NAN: Final = re.compile(r"(?<![\w.])[-+]?nan(?![\w.])", re.IGNORECASE)
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-"""What a terminal reads as a colour stands between the words of a log, and is none of them."""
+"""Escape sequences of a terminal, such as those for colours, which are no part of what a log says."""
 MOST_SHOWN: Final = 500
 """Characters of a log that an error shows."""
 
@@ -31,7 +31,7 @@ def read_log(path: Path) -> str:
 
 
 def last_lines(log: Path) -> str:
-    """The end of a log on one line; empty if it is."""
+    """The end of a log on one line; empty if the log is empty or missing."""
     text = read_log(log) if log.is_file() else ""
     return " | ".join(line.strip() for line in text.splitlines() if line.strip())[-MOST_SHOWN:]
 

@@ -20,7 +20,7 @@ GIVEN_BY_TOOLS: Final = re.compile(
 )
 """Names of files and folders that a tool gives to every run, so that they do not tell runs apart."""
 UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""What tells runs apart, and not changes: in a folder with a name, that is the change."""
+"""A UUID tells runs apart, not changes: it is left out of a path of several parts."""
 SEPARATORS: Final = "-_=./ "
 
 

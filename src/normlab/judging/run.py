@@ -23,7 +23,7 @@ class ScoredRun:
 
     change: str
     seed: str | None
-    """None: not named."""
+    """None if its source names none."""
     score: float | None
     """None if it has none, or none that is finite."""
     outcome: str = TRAINED
@@ -54,7 +54,7 @@ class Take:
     how: str = "last"
     """``last``, ``best`` or ``mean``."""
     number: int = 1
-    """For ``mean``, of how many last values."""
+    """For ``mean``, the number of last values that are averaged."""
 
     @classmethod
     def of(cls, text: str) -> Take:

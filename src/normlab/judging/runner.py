@@ -26,7 +26,9 @@ from normlab.base.registry import Registry
 from normlab.judging.command import Command
 
 SCRIPT: Final = '"$@"; code=$?; echo $code > "$0/exit.new" && mv "$0/exit.new" "$0/exit"'
-"""What the shell of a run does; $0 is the run's folder."""
+"""What the shell of a run does; $0 is the run's folder. The exit code is moved into place, so that nobody
+reads half of it.
+"""
 PATIENCE_SECONDS: Final = 5.0
 """A run that is to stop has so long to end by itself."""
 CANNOT_START: Final = (126, 127)
@@ -71,7 +73,7 @@ class RunFolder:
         return 0 if run is None else run.signal
 
     def _last(self) -> EndedRun | None:
-        """The last run, however it has ended. What a shell has left is written down as a whole."""
+        """The last run, however it has ended. What its shell has left is written down in ``run.json``."""
         record, code = self.path / "run.json", self.path / "exit"
         if record.is_file():
             return from_plain(EndedRun, read_json(record), str(record))
@@ -143,7 +145,7 @@ class LocalProcess(Process):
         self.shell.wait()
 
     def _signal(self, number: int) -> bool:
-        """Send a signal to the whole group; whether there was anybody left."""
+        """Send a signal to the whole group, and return whether anybody was left."""
         try:
             os.killpg(self.shell.pid, number)
         except ProcessLookupError:
@@ -152,7 +154,9 @@ class LocalProcess(Process):
 
 
 def _environment() -> dict[str, str]:
-    """The user's own environment: the command line has added that no process imports from its folder."""
+    """The user's own environment, without what normlab's command line adds to it: PYTHONSAFEPATH, under which
+    a child process would not import from its folder.
+    """
     return {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
 
 

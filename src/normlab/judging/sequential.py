@@ -27,7 +27,7 @@ from normlab.judging.statistics import LEVEL, POWER, Array
 OF_TRAINING: Final = 0.1
 """The share of the level that is for how often the two train."""
 MOST_SEEDS: Final = 12
-"""The seeds of each at most, by default."""
+"""The most seeds of each of the two, by default."""
 FARTHEST: Final = 40
 """More seeds than this are never suggested."""
 
@@ -104,7 +104,7 @@ class Judge:
         self.margin, self.level, self.max_seeds = margin, level, max_seeds
         self.sign = 1.0 if higher_is_better else -1.0
         self.pairs: dict[str, tuple[float, float]] = {}
-        """By seed the scores of the baseline and of the change, NaN where one did not train."""
+        """By seed, the scores of the baseline and of the change, NaN where one did not train."""
         self.decision = self._decide()
 
     def add(self, seed: int | str, baseline: float | None, candidate: float | None) -> Decision:

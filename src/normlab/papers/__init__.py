@@ -1,4 +1,4 @@
-"""The papers' tables and figures as data, one module per paper; no torch.
+"""The papers' tables and figures as data, one module or package per paper; no torch.
 
 It stands on ``lab`` and all below it, and only ``cli`` and its own pages import it. A paper of your own is a
 TOML file of regimes and findings (``normlab papers --paper FILE``). A module of your own adds tables and
@@ -48,7 +48,7 @@ ARTEFACTS: Final[dict[str, Artefact]] = {
 }
 """Every artefact that the papers' modules define, then the public disputes, by id.
 
-No ``Registry``: the ids are so many that an error names the nearest one, and not all of them.
+This is no ``Registry``: there are so many ids that an error names the nearest one instead of all.
 """
 PAPERS: Final[Registry[Paper]] = Registry("paper")
 """The papers by key, with the public disputes as one more."""

@@ -38,7 +38,7 @@ class Artefact:
     published: Mapping[str, float | str]
     """Name to number or formula, as printed."""
     beside: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """For a printed name, the measures and trained cells that tell of it under other names."""
+    """By printed name, the measures and trained cells that correspond to it under other names."""
     study: Callable[..., Measurement] | None = None
     """The function of a ``Lab`` and the settings that measures it; None if there is none."""
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -71,13 +71,13 @@ MULTI30K_FR: Final = _multi30k("fr")
 MULTI30K_SMALL: Final = parallel_files(
     DataConfig(vocab_size=2000), "multi30k", splits=("train", "val", "test2016"), source="de", target="en"
 )
-"""De-En on its own tokens, with a joint vocabulary for a small model."""
+"""De-En without a pretokenizer, test2016 as its test, with a joint vocabulary for a small model."""
 MULTI30K_QUARTER: Final = replace(
     MULTI30K_SMALL,
     train_src=f"{MULTI30K_SMALL.train_src}[:7250]",
     train_tgt=f"{MULTI30K_SMALL.train_tgt}[:7250]",
 )
-"""The first quarter of its pairs, on which a small model passes its best dev loss within minutes."""
+"""The first quarter of those pairs, on which a small model passes its best dev loss within minutes."""
 EN_VI: Final = parallel_files(
     DataConfig(vocab_size=8000, word_dropout=0.1, target_vocab_mask=True),
     "iwslt15.en-vi",
@@ -121,7 +121,7 @@ LAPTOP: Final = Config(
 """6+6 layers of width 64 that translate the built-in corpus's dates: half a minute per run on one core."""
 
 DATES: Final = replace(LAPTOP, train=replace(LAPTOP.train, steps=1200, validate_every_steps=200))
-"""The same, six times as long: for claims about which recipes train, which 200 steps cannot show."""
+"""``LAPTOP``, six times as long: for claims about which recipes train, which 200 steps cannot show."""
 MULTI30K_WIDTH_64: Final = replace(
     DATES,
     data=MULTI30K_SMALL,
@@ -175,7 +175,7 @@ BERT_SHORT: Final = replace(
     optim=replace(BERT.optim, warmup_steps=300),
     train=replace(BERT.train, steps=6000, validate_every_steps=300),
 )
-"""Three quarters of its steps, and the first 12 documents of its dev: three minutes per run on one core."""
+"""``BERT`` for three quarters of its steps, and the first 12 of its dev documents: 3 minutes on one core."""
 LANGUAGE_MODEL: Final = Config(
     recipe="pre",
     task="language_model",
@@ -190,8 +190,8 @@ LANGUAGE_MODEL: Final = Config(
     optim=replace(BERT.optim, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, warmup_steps=50),
     train=TrainConfig(steps=500, max_tokens=1024, validate_every_steps=125, stop_early=False),
 )
-"""A small decoder on the Brown corpus: its first 425 documents, then 12 as dev, and 20 at its end as test. A
-gated feed-forward has as many parameters as a plain one of width 252.
+"""A small decoder on the Brown corpus: its first 425 documents, then 12 as dev, and the first 20 of its last
+50 as test. A gated feed-forward has as many parameters as a plain one of width 252.
 """
 SMALL: Final = Config(
     model=ModelConfig(dim=512, ffn_dim=1024, heads=4, encoder_layers=6, decoder_layers=6),
@@ -256,7 +256,7 @@ with GLUE's dev as the test; a tenth of the training pairs is dev.
 
 
 def fine_tuning(data: DataConfig, *, steps: int) -> Config:
-    """Fine-tuning of ``BERT`` with its optimizer, a warm-up over a tenth of the steps (Devlin et al. 2019,
+    """Fine-tuning of ``BERT`` with its optimizer and a warm-up over a tenth of the steps (Devlin et al. 2019,
     Appendix A.3, arXiv 1810.04805).
     """
     return replace(

@@ -1,4 +1,4 @@
-"""normlab's own artefacts, with the words and values of the papers' TOML files; a table as named cells."""
+"""Declares normlab's own artefacts, with words and values from the papers' TOML files, and printed tables."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from normlab.papers.trainings import Cells, Setting, for_each_scale, sweep
 
 SHOWN: Final = "bits_per_byte"
 RATES: Final = (0.004, 0.008, 0.016)
-"""The octaves at which every side is tried; a side whose best one is at an end is tried beyond it."""
+"""The rates at which every side is tried, an octave apart; a side that is best at an end is tried beyond."""
 SEEDS: Final = tuple(range(2, 10))
 """The reported seeds; the sweep has seed 1."""
 BROWN: Final = settings_of("disputes.brown", laptop=Setting(LANGUAGE_MODEL))

@@ -94,7 +94,7 @@ def _metric(name: str) -> Metric:
 
 
 UNITS: Final = {NLL.name: "nats", BITS_PER_BYTE.name: "bits", ACCURACY.name: "points"}
-"""Of differences of metrics that are not written by their label."""
+"""The units of differences of a metric, for metrics whose unit is not their label."""
 
 
 def _unit(metric: Metric) -> str:

@@ -36,7 +36,7 @@ ByLayer: TypeAlias = dict[str, dict[str, Any]]
 """Stack to the kind of matrix, such as ``self_attention query``, to its values, first layer first."""
 BATCHES: Final = 4
 SENTENCES: Final = 64
-"""Sentences of a mini-batch, the first of the dev text in the first one."""
+"""Sentences of each mini-batch; mini-batch i begins at sentence ``SENTENCES * i`` of the dev text."""
 DIGITS: Final = 4
 
 

@@ -22,7 +22,7 @@ class Estimate:
     low: float
     high: float
     runs: int = 0
-    """The number of independent runs behind the interval; 0 if nothing was drawn, or nobody counted."""
+    """The number of independent runs behind the interval; 0 if nothing was drawn, or if it is not known."""
     share: bool = False
     """Whether it is a share of the runs, with the exact interval of Clopper and Pearson (1934)."""
     unit: str = ""
@@ -49,7 +49,7 @@ class Estimate:
 
 def mean(values: Iterable[float]) -> Estimate:
     r"""Return the mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; a single value is exact."""
-    from scipy.special import stdtrit  # a list of papers does not wait for it
+    from scipy.special import stdtrit  # imported here, so that a list of papers does not wait for scipy
 
     sample = list(values)
     n, centre = len(sample), fmean(sample)
@@ -86,7 +86,7 @@ def jackknife(runs: ArrayLike, statistic: Callable[[Array], float]) -> Estimate:
     standard error, :math:`\sqrt{\frac{n-1}{n} \sum_i (\theta_{-i} - \bar\theta)^2}` over the n samples that
     leave one run out.
     """
-    from scipy.special import stdtrit  # a list of papers does not wait for it
+    from scipy.special import stdtrit  # imported here, so that a list of papers does not wait for scipy
 
     x = np.asarray(runs, float)
     n, value = len(x), statistic(x)

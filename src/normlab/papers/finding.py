@@ -62,11 +62,11 @@ class Expectation:
         return "contradicts" if estimate.high < low or estimate.low > high else "open"
 
     def in_words(self) -> str:
-        """Such as ``above 0`` or ``0.5 to 2``."""
+        """The bounds in words, such as ``above 0`` or ``0.5 to 2``."""
         return self.in_symbols().replace("> ", "above ").replace("< ", "below ")
 
     def in_symbols(self) -> str:
-        """Such as ``> 0`` or ``0.5 to 2``."""
+        """The bounds in symbols, such as ``> 0`` or ``0.5 to 2``."""
         low, high = (f"{end:g}".replace("-", "−") for end in self.bounds)
         if self.within:
             return f"{low} to {high}"
@@ -88,9 +88,9 @@ class Piece:
     fixed: bool = False
     """Whether the bound stands in the ``regime.toml`` that was committed before its runs."""
     weak: str = ""
-    """Why its regime is too weak a test to contradict the sentence, so that it is open where it would."""
+    """Why its regime is too weak a test to contradict the sentence: where it would, it counts as open."""
     edge: str = ""
-    """Which side of it has the lowest or highest rate tried, where its regime keeps no sweep: it is open."""
+    """Which side has the lowest or highest rate tried, if the regime keeps no sweep: it counts as open."""
     claimed: float | None = None
     """The published effect, in the unit of this one, where that is smaller than the bound: it is not
     contradicted by an interval that contains it.
@@ -237,7 +237,7 @@ def _piece(entry: Mapping[str, Any], finding: str) -> Piece:
 
 
 def reviewed(finding: Finding, book: Book) -> Reviewed:
-    """Measure all evidence of a finding, that which is left out too.
+    """Measure all evidence of a finding, including what is left out.
 
     Raises UserError with the finding's id where its regime, its effect or its cells do not exist.
     """
@@ -252,7 +252,7 @@ def reviewed(finding: Finding, book: Book) -> Reviewed:
 
 
 def measured(piece: Piece, book: Book) -> Evidence:
-    """Measure a piece of evidence."""
+    """Measure a piece of evidence, and say how its estimate reads."""
     regime = book.regime(piece.regime)
     estimate = EFFECTS[piece.effect](regime, piece.arguments)
     missing = regime.missing(piece.cells())
@@ -271,8 +271,8 @@ def _contains(estimate: Estimate, claimed: float | None) -> bool:
 
 def _untuned(piece: Piece, regime: Regime, estimate: Estimate) -> str:
     """The cell that loses a comparison of two rates while its own is at the edge of those that were tried: at
-    another rate it might not lose, so the comparison decides nothing. At one rate for both it says what it
-    says.
+    another rate it might not lose, so the comparison decides nothing. Empty if there is none; where both
+    sides have the same rate, the comparison counts as it is.
     """
     given = EFFECTS[piece.effect].with_defaults(piece.arguments)
     if not {"of", "over", "metric"} <= given.keys() or math.isnan(estimate.value):

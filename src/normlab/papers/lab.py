@@ -158,7 +158,7 @@ class Lab:
         return next((name for name, _ in self._tasks if not _is_there(name)), "")
 
     def text(self, name: str) -> str:
-        """Describe the text."""
+        """Describe a text: its training part and vocabulary, or the corpus that stands in for it."""
         if not _is_there(name):
             return f"the built-in corpus, because {name} is not there; set NORMLAB_DATA to its folder"
         data = TEXTS[name]
@@ -238,5 +238,5 @@ def curves(
 
 
 def generator(*, seed: int) -> torch.Generator:
-    """Return a generator of a study's random numbers."""
+    """Return a seeded generator for a study's random numbers."""
     return torch.Generator().manual_seed(seed)

@@ -18,7 +18,7 @@ from normlab.papers.results import ArtefactStatus
 from normlab.papers.trainings import LAPTOP, Scale
 
 SCHEMA_VERSION: Final = 1
-"""Of what ``normlab papers --json`` prints."""
+"""The version of what ``normlab papers --json`` prints."""
 LEGEND: Final = """\
 The sentences are condensed, and some joined of two; the paper's place stands behind each.
 Measured: an effect with its 95% interval; n is the number of pairs of runs, or of models. Intervals are not \
@@ -41,7 +41,7 @@ Each answer is one for the regimes that are named: a small model cannot refute w
 6+6 are layers of the encoder and of the decoder; ¼ Multi30k is its first quarter; at the start is before \
 the first step, in the papers' own models (small, base).""".splitlines()
 """How to read a table of findings: one line each for the sentence, the effect, its mean, its reading, the
-answer and the regime.
+answer, the lack of an answer, and the abbreviations of the regimes.
 """
 SEEDS: Final = "seeds (in parentheses: did not train)"
 """The title of a column with the score of each seed."""
@@ -54,7 +54,7 @@ LEAST_SHOWN: Final = {BLEU.label: 0.5 * 10.0**-BLEU.digits}
 MOST_DIGITS: Final = 6
 """A number that needs more decimals is written as a power of ten, or with these if it is not small."""
 ROUNDING: Final = 1e-9
-"""A relative difference that is none."""
+"""A relative difference up to this is rounding, and counts as none."""
 DRAWN: Final = {
     BLEU.label: "differences of BLEU",
     RATIO: "ratios",
@@ -98,7 +98,7 @@ def estimated(estimate: Estimate, *, equal: float | None = None) -> str:
     """Write ``+10.8 BLEU [9.7, 11.9]``, ``×0.58 [0.43, 0.77]`` or ``17 of 18 [0.73, 1.00]``.
 
     A difference, whose value of no effect is 0, has its sign. What no run says anything about is a dash, and
-    a value that some runs never reached is a least one.
+    a value that some runs never reached is written with *at least*.
     """
     if math.isnan(estimate.value):
         return "–"
@@ -215,7 +215,7 @@ def edge(rate: ChosenRate) -> str:
 
 
 def rates(regime: Regime) -> str:
-    """Write the rate that was chosen for each cell, and which ends of those tried they are; empty without."""
+    """Write the rate that was chosen for each cell, and if it is at an end of those tried; empty without."""
     chosen = regime.rates
     if not chosen:
         return ""
@@ -247,7 +247,7 @@ def origin(evidence: Evidence, before: str = "", after: str = "") -> str:
 
 
 def answer(reviewed: Reviewed) -> str:
-    """The answer in words: what was not answered may have been tested all the same."""
+    """The answer in words: *not tested here* is ``TESTED_AND_OPEN`` where runs are there."""
     return TESTED_AND_OPEN if reviewed.tested_and_open else reviewed.finding.answer
 
 
@@ -269,7 +269,7 @@ def tally(reviewed: Reviewed) -> str:
 
 
 def counted(findings: Iterable[Reviewed]) -> str:
-    """Write ``32 findings: 16 supported; 6 partly; 5 contradicted; 2 tested, and open; 3 not tested``."""
+    """Write ``8 findings: 3 supported; 2 partly; 1 contradicted; 1 tested, and open; 1 not tested here``."""
     all_reviewed = list(findings)
     answers = Counter(answer(reviewed) for reviewed in all_reviewed)
     in_order = (*ANSWERS[:-1], TESTED_AND_OPEN, ANSWERS[-1])

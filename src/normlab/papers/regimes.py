@@ -56,7 +56,7 @@ class Run:
 
     @property
     def trained(self) -> bool:
-        """Whether it trained."""
+        """Whether its outcome says that it trained; a run that was cut short has none."""
         return self.outcome.startswith("trained")
 
 
@@ -86,7 +86,7 @@ class Source:
     findings: tuple[str, ...] = ()
     """The findings for which its runs were planned."""
     margins: Mapping[str, float] = field(default_factory=dict)
-    """By metric, within which difference two cells are equal; fixed before the first run."""
+    """By metric, the difference within which two cells count as equal; fixed before the first run."""
     rates: Mapping[str, ChosenRate] = field(default_factory=dict)
     """By cell; empty where no rate was chosen by a sweep."""
 
@@ -143,7 +143,7 @@ class Regime:
 
     @property
     def cells(self) -> list[str]:
-        """The names of its cells, those without a run yet too."""
+        """The names of its cells, including those without a run yet."""
         return sorted({cell for cell, _ in self.planned} | {run.cell for run in self.runs})
 
     def cell(self, name: str) -> dict[int, Run]:
@@ -203,7 +203,7 @@ FILES: Final[list[Path]] = [FILE]
 
 
 def read_book(*files: Path, roots: tuple[Path, ...] = (RESULTS,)) -> Book:
-    """Read the settings and regimes of some files, of all known ones without any.
+    """Read the settings and regimes of some files, or of all known ones if none is given.
 
     Raises UserError for an entry that they cannot have, for a name that is taken, and for an unknown setting.
     """
@@ -328,13 +328,13 @@ class _Compared:
 
 
 def _lines(file: Path, kind: type[Any]) -> list[Row]:
-    """The lines of a file of JSON, if it is there. Raises UserError with the number of another kind's."""
+    """The lines of a file of JSON, if it is there. Raises UserError with the number of an unfit line."""
     lines = read_lines(file) if file.is_file() else []
     return [_required(kind, row, f"{file}, line {number}") for number, row in lines]
 
 
 def _required(kind: type[Any], row: Row, where: str) -> Row:
-    """Return a row whose fields are those of a kind, with what others read in it."""
+    """Return a row that has the fields of a kind, and perhaps more, with numbers for words such as "nan"."""
     from_plain(kind, row, where, more=True)
     return {key: float(value) if value in NOT_FINITE else value for key, value in row.items()}
 

@@ -35,10 +35,10 @@ from normlab.report.page import (
 from normlab.report.runs import RunView, run_details, settings_table, shared, tag, view
 
 ROWS_OPEN: Final = 15
-"""So many pairs of recipes are shown without asking."""
+"""So many pairs of recipes are shown from the start, and the others on request."""
 
 SAMPLES_OPEN: Final = 6
-"""So many samples are shown without asking."""
+"""So many samples are shown from the start, and the others on request."""
 
 
 @validated
@@ -195,7 +195,7 @@ def _seed_links(recipe: RecipeResult, seeds: Sequence[int]) -> Markup:
 
 
 def _pairs(comparison: Comparison) -> Iterator[Section]:
-    """Yield what is known of pairs: which is better, which trains more often, which of these models is."""
+    """Yield what is known of pairs: which one is better, which trains more often, whose models are better."""
     yield from _better(comparison)
     yield from _more_often(comparison)
     yield from _better_models(comparison)

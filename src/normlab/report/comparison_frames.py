@@ -66,7 +66,7 @@ def _frame_of_curves(
 
 def against_cost(dev: pl.DataFrame, train: pl.DataFrame, comparison: Comparison) -> pl.DataFrame:
     """Add to the rows of dev scores what training up to their step took: ``minutes``, ``seen`` (the tokens
-    that were predicted) and ``flops``, null if the recipe's are not known.
+    that were predicted) and ``flops``, which is null if the recipe's FLOPs are not known.
 
     All seeds of a recipe are given its mean pace. At a pace of its own, each seed would reach a step at
     another cost, and their curves could not be averaged.

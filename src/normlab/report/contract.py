@@ -19,7 +19,7 @@ JUDGE_SCHEMA: Final = "judge.schema.json"
 CODES: Final = {"holds": 0, "fails": 3, "undecided": 4}
 """The exit code of each verdict; 2 is wrong input, and 1 an error of normlab's."""
 JUDGE_CODES: Final = {"keep": 0, "discard": 3, "undecided": 4, "described": 0}
-"""The same for a judgement, which is described, and decides nothing, if no baseline is named."""
+"""The exit code of each verdict of a judgement; without a baseline it only describes, and decides nothing."""
 
 
 def exit_code(verdicts: Iterable[str]) -> int:

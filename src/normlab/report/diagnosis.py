@@ -125,7 +125,7 @@ def _listed(findings: Sequence[FindingResult], charts: Sequence[str]) -> Markup:
 
 
 def _evidence(finding: FindingResult, charts: Sequence[str]) -> Markup:
-    """What is shown of a finding on request: its chart or its table, its numbers, and its source."""
+    """What a finding rests on: a link to its chart or table, its numbers and, on request, its source."""
     parts = []
     if finding.table:
         name = finding.table.replace("_", " ")

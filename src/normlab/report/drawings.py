@@ -1,4 +1,4 @@
-"""``draw``: the charts that studies, papers and pages declare as data, for every page.
+"""``draw`` makes the charts that studies, papers and pages declare as data.
 
 Each kind of ``normlab.base.chart`` has a function here, registered by ``draws``; a kind from outside the
 package registers its function in the same way. It turns rows into points, which are a table where no

@@ -38,8 +38,8 @@ class Form(NamedTuple):
     """How detailed a page is: what is thinned or left out so that its file is not too large."""
 
     most: int
-    """How many points a line of a chart may have, or, where no charts can be drawn, how many rows the table
-    in its place."""
+    """How many points a line of a chart may have or, where no charts can be drawn, how many rows the table in
+    its place may have."""
     is_short: bool = False
     """Whether parts that are also in files beside the page (``Details.beside``) are left out."""
 
@@ -55,7 +55,7 @@ FORMS: Final = (
 """The forms of a page, the most detailed first; the first whose file is small enough is used."""
 
 MOST_CELLS: Final = 12_000
-"""Cells that the table in the place of a chart has at most."""
+"""The most cells that a table in the place of a chart has."""
 
 Row = Mapping[str, Any]
 """A row of a table by the names of its columns, the same in every row."""
@@ -339,7 +339,7 @@ def _spaced(rows: Sequence[Row], most: int) -> Sequence[Row]:
 
 
 def table_of(rows: Sequence[Row], most: int | None = None) -> PageTable:
-    """Return the first rows as a table, with columns of words to the left of columns of numbers."""
+    """Return the first ``most`` rows, or all, as a table with columns of words to the left of numbers."""
     words: list[str] = []
     numbers: list[str] = []
     for column in rows[0]:

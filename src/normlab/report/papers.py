@@ -156,7 +156,7 @@ def _evidence_table(pieces: Sequence[Evidence]) -> PageTable:
 
 
 def forests(findings: Sequence[Reviewed]) -> list[Chart]:
-    """A forest plot for each unit of a paper's effects, of those that count."""
+    """The forest plots of a paper's effects that count, one for each unit in ``phrases.DRAWN``."""
     charts = []
     for unit, title in phrases.DRAWN.items():
         rows = forest_rows(findings, unit)

@@ -34,7 +34,7 @@ from normlab.report.papers import finding_table
 from normlab.report.studies import rows_table
 
 MOST_VALUES: Final = 12
-"""At most so many published values are shown without asking."""
+"""A list of more published values than this is folded, unless something measured stands beside it."""
 
 
 def write_reproduction_page(standing: ArtefactStatus, folder: Path) -> Path:

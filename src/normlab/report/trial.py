@@ -118,7 +118,7 @@ def _chart_by_rate(setup: TrialsResult, place: int) -> Chart:
 
 
 def _usable_rates(setup: TrialsResult) -> list[float]:
-    """The rates within 5% of the best, without those above a rate that is worse."""
+    """The usable rates, without those above a rate that is not usable."""
     if setup.usable is None:
         return []
     highest = setup.usable[1]

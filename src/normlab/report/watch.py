@@ -36,14 +36,14 @@ SUBLAYER_CHARTS: Final = (
     ),
     BySteps("after-max_abs", "Largest entry of the stream", "absolute value", caption="After each sublayer."),
 )
-"""What is drawn of sublayers, in this order: the rows of a signal and a statistic are a table."""
+"""What is drawn of sublayers, in this order; each signal and statistic has a table of its own."""
 
 MODULES: Final = 100
-"""A chart of modules outside sublayers shows at most so many of them."""
+"""A signal and statistic of more modules outside sublayers than this gets no chart."""
 
 
 def sublayer_sections(rows: Sequence[Row]) -> list[Section]:
-    """Draw the probes of sublayers over the steps, one chart per stack; nothing if there are none."""
+    """Draw ``SUBLAYER_CHARTS``, as far as there are rows for them, with a chart for each stack."""
     of_sublayers = [row for row in rows if row.get("stack") and row.get("index") is not None]
     labels = _labels(str(row["stack"]) for row in of_sublayers)
     tables: dict[str, list[Row]] = {}
@@ -119,8 +119,9 @@ class _Watch:
     notes: tuple[str, ...] = ()
     """What could not be watched."""
     steps: Count | None = None
-    """The number of steps, and below of losses, that were watched; None if that is not known."""
+    """The number of steps that were watched; None if it is not known."""
     losses: Count | None = None
+    """The number of losses that were recorded; None if it is not known."""
 
 
 def _read_watch(flight_file: Path) -> _Watch:

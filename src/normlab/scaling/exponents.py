@@ -34,7 +34,7 @@ _STARTING: Final = ("activation", "entry", "logits")
 _HELD: Final = ("rate", "decay", "eps", "beta1", "beta2", "attention scale", "head width")
 """What is exact: the numbers that an optimizer or a model holds."""
 _SUMMED: Final = ("start", "rate", "decay", "eps", "activation", "update")
-"""What also has rows for all places of a role together."""
+"""The quantities that also have rows for all places of a role together."""
 Models = Mapping[tuple[int, int], Measured]
 """What each model showed, by size and seed."""
 

@@ -41,7 +41,7 @@ class TrialKey(NamedTuple):
     size: int
     seed: int
     octave: float
-    """Of the rate, above the setup's own at this size."""
+    """By how many octaves the rate is above the setup's own at this size."""
     decay: float
     """The factor on the weight decay."""
 

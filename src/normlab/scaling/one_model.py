@@ -211,7 +211,7 @@ class WatchedModel:
         return self._run(model, self._with_start(model, readings))
 
     def entries_with_start(self, model: nn.Module, readings: Iterable[NthReading]) -> list[Tensor]:
-        """What enters the stacks then. The pass ends there."""
+        """What enters the stacks, if these readings see the weights of the start; the pass ends there."""
         entered: dict[str, Tensor] = {}
 
         def enter(path: str, side: Side, values: Any) -> None:

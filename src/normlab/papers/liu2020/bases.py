@@ -24,7 +24,7 @@ from normlab.papers.trainings import Setting, changed
 
 PLACEMENTS: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}
 DEEP: Final = {"Post": "enc:post/dec:post", "Pre": "enc:pre/dec:pre", "Admin": "admin"}
-"""The placements of models of 6 and of 18 layers, as the paper's recipes name them."""
+"""By the paper's names, the placements as recipes spell them: ``PLACEMENTS`` at 6 layers, ``DEEP`` at 18."""
 INSIDE: Final = "model.attention_dropout", "model.ffn_dropout"
 """The dropouts of attention and activations."""
 FP16: Final = {"train.precision": "fp16"}
@@ -78,9 +78,9 @@ _SMALL: Final = _trained(
     precision="fp16",
     validate_every_steps=1100,
 )
-"""90 epochs of 1,100 batches: 4.0 million tokens a side by 4096, with padding."""
+"""90 epochs of 1,100 batches: 4.0 million tokens a side in batches of 4096, with padding."""
 _EN_DE: Final = _trained(changed(BASE, DROPPED), 100 * 4000, precision="fp16", grad_accum_steps=4)
-"""100 epochs of 4,000 batches: 130 million tokens a side by 8196 on each of 4 GPUs."""
+"""100 epochs of 4,000 batches: 130 million tokens a side in batches of 8192 on each of 4 GPUs."""
 _EN_FR: Final = _trained(
     replace(_EN_DE, data=WMT14_FR),
     50 * 15_000,
@@ -88,7 +88,7 @@ _EN_FR: Final = _trained(
     grad_accum_steps=16,
     validate_every_steps=15_000,
 )
-"""50 epochs of 15,000 batches: 36 million pairs of some 33 tokens a side by 5000 on each of 16 GPUs."""
+"""50 epochs of 15,000 batches: 36 million pairs of some 33 tokens a side, 5000 on each of 16 GPUs."""
 IWSLT: Final = settings_of(
     "liu2020.iwslt",
     laptop=LiuTraining(LAPTOP, lr=2e-3, warmup=60, bare={}),

@@ -170,7 +170,7 @@ APPENDIX_C: Final = declare(
 )
 
 _PARAMETERS: Final = printed_values("liu2020.parameters")
-"""Millions, by model."""
+"""The published numbers of parameters in millions, by model."""
 PARAMETERS: Final = declare(
     "liu2020.parameters",
     "model_parts.parameter_counts",

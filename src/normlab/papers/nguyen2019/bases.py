@@ -188,7 +188,7 @@ _WMT: Final = replace(
     train=replace(BASE.train, steps=40 * 1600, grad_accum_steps=10, validate_every_steps=1600),
     decode=replace(BASE.decode, beam=4, length_penalty=0.6),
 )
-"""40 epochs of 1,600 batches: 130 million tokens a side by 8192 x 10."""
+"""40 epochs of 1,600 batches: 130 million tokens a side in batches of 8192 x 10."""
 WMT: Final = settings_of(
     "nguyen2019.wmt",
     laptop=_NguyenWmt(LAPTOP, {"optim.lr": 2e-3, "optim.warmup_steps": 60}, "+warmup+inverse_sqrt"),

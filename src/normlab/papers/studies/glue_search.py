@@ -40,7 +40,7 @@ class _Ranges(TypedDict, total=False):
 
 SEEDS: Final = 6
 SEARCH_SEED: Final = 0
-"""A seed that is not reported; those that are start at 1."""
+"""The seed of the search, which is not reported; reported seeds start at 1."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ def _fine_tuned(
 
 
 def search(base: Config, pairs: int, **ranges: Unpack[_Ranges]) -> Iterator[Config]:
-    """Yield the search's configurations for this many training pairs; a tenth of the steps is warm-up."""
+    """Yield the search's configurations for this many training pairs; if the base has a warm-up, it takes a
+    tenth of the steps.
+    """
     batches, lrs = ranges.get("batches", BATCHES), ranges.get("lrs", LRS)
     for batch, lr, passes in product(batches, lrs, ranges.get("epochs", EPOCHS)):
         epoch = -(-pairs // batch)

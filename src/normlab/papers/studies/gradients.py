@@ -227,7 +227,7 @@ class _Steps:
         self.rows = sorted(of_stack, key=lambda row: row["index"])
 
     def first_over_last(self) -> float:
-        """Return the mean over the first layer's outputs divided by that over the last layer's."""
+        """Return the geometric mean over the first layer's outputs divided by that over the last layer's."""
         layers = self.rows[-1]["layer"]
         first, last = ([r["grad_l2"] for r in self.rows if r["layer"] == n] for n in (0, layers))
         return geometric_mean(first) / geometric_mean(last)
@@ -262,7 +262,7 @@ def cross_attention(lab: Lab, **sizes: Unpack[Sizes]) -> Measurement:
 
 
 class _EncoderAlone(nn.Module):
-    """The encoder of an encoder-decoder by itself, with logits of every token's own type."""
+    """The encoder of an encoder-decoder by itself, with logits over the vocabulary for every token."""
 
     def __init__(self, model: Seq2Seq) -> None:
         super().__init__()

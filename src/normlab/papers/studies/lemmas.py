@@ -30,7 +30,7 @@ from normlab.papers.lab import Lab, Row, apart, curves, generator, having
 
 ROLES = ("self_attention", "ffn")
 CLASSES: Final = 1000
-"""Of the network's output."""
+"""The number of classes that a ``TheoryNetwork`` tells apart."""
 
 
 class _UniformAttention(nn.Module):

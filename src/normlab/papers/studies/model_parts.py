@@ -209,7 +209,7 @@ WARMING = 3
 STEPS = 10
 """Number of steps over which the norms' share is the median."""
 FASTER = 1.05
-"""What the paper reports for a whole step, which is measured only if so much can be gained."""
+"""The speed-up of a whole step in the paper; steps are timed only if so much can be gained."""
 
 
 class _Elementary(nn.Module):

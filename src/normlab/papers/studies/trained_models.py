@@ -70,14 +70,14 @@ class TrainedModel:
         return float(np.mean([self.scales[name] for name in late]))
 
     def scale_rows(self, cell: str, seed: int) -> Iterator[Row]:
-        """Return a table of the scales."""
+        """Yield the rows of a table of the scales."""
         for role in ROLES:
             for layer, g in enumerate(self.by_layer(role), 1):
                 yield {"cell": cell, "seed": seed, "kind": role, "layer": layer, "g": float(g)}
         yield {"cell": cell, "seed": seed, "kind": "output", "layer": 1, "g": self.scales[OUTPUT]}
 
     def constant_ratio(self, seed: int) -> float:
-        """Return C of Theorem 2 over C at initialisation."""
+        """Return C of Theorem 2 at these weights over C at initialisation."""
         config = self.folder.config()
         first = setup_from_config(config, self.folder.path.parent, tokens=config.train.max_tokens)
         return _constant(self._best(), seed) / _constant(first, seed)

@@ -30,6 +30,7 @@ class Iwslt(Setting):
     adam: float = 1.0
     """The factor on the paper's learning rates of Adam."""
     sgd: float = 1.0
+    """The factor on the paper's learning rates of SGD."""
     warmups: tuple[int, int, int] = (0, 500, 4000)
     """Steps of warm-up for the paper's 1, 500 and 4000."""
     figure4: float = 5e-4

@@ -1,4 +1,4 @@
-"""Charts from tables, without torch and without a file. What draws needs the extra ``charts``.
+"""Charts from tables, in memory and without torch. Drawing them needs the extra ``charts``.
 
 ``theme`` alone does without it.
 """

@@ -87,8 +87,9 @@ class _Groups:
 
 
 def _encloses(drawing: OfColumns, tidy: pl.DataFrame) -> bool:
-    """Whether there are intervals that can be drawn and enclose the value in every row: else they are of
-    something else.
+    """Whether there are intervals to draw: in every row they fit on the axis and enclose the value.
+
+    Columns of these names that do not enclose the value hold something else.
     """
     if isinstance(drawing, Cells) or "lower" not in tidy.columns:
         return False

@@ -93,10 +93,10 @@ def mean_curves(
 ) -> Drawn:
     """Draw the mean line and band of each series against the step, with the runs that did not train.
 
-    ``entropy_nats`` draws a horizontal line: the loss of a model that knows only token frequencies. The axis
-    reaches down to it, although a stuck run never does. A linear axis ends a little above the highest value
-    at the start of a run, so that a diverging run leaves the picture instead of flattening the others; its
-    mark stays at the edge.
+    ``entropy_nats`` draws a horizontal line: the loss of a model that knows only token frequencies. A linear
+    axis reaches down to it even if all runs stay above it. It ends a little above the highest value of the
+    runs that trained and of the starts of all runs, so that a diverging run leaves the picture instead of
+    flattening the others; its mark stays at the edge.
     """
     drawable = frame.filter(has_place(axis.column, log=axis.log))
     astray = pl.col("outcome").is_in(ASTRAY)

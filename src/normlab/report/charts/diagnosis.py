@@ -203,7 +203,9 @@ def _rows_in_order(drawable: pl.DataFrame, chart: Strips) -> list[str]:
 
 
 def _whole_numbers(largest: int, first: int = 1) -> alt.Axis:
-    """Return an axis of whole numbers, with a tick at the first and about eight at multiples of 1, 2 or 5."""
+    """Return an axis of whole numbers, with a tick at the first and about eight more: at every number, at
+    every second, or at multiples of 5, 10, 15 and so on.
+    """
     step = max(1, 2 ** round(math.log2(max(1, largest) / 8)))
     if step >= 4:
         step = 5 * max(1, round(step / 5))

@@ -1,6 +1,6 @@
 """What all charts are drawn with: layers, axes, the highlighting of a series, and the thinning of lines.
 
-What a series is, ``SERIES`` says in ``theme.py``.
+``SERIES`` in ``theme.py`` says what a series is.
 
 These modules need the extra ``charts``; ``normlab.report.charts.installed`` says whether it is there.
 """
@@ -20,11 +20,13 @@ from normlab.base.io import NOT_FINITE
 from normlab.report.charts.theme import OUTCOMES, POINTS, SERIES, dash
 
 Drawn = alt.LayerChart | alt.FacetChart
-"""What a figure returns; ``.save("x.svg")``, ``.png`` or ``.pdf`` needs no browser."""
+"""A chart as these modules return it; ``.save("x.svg")``, ``.png`` or ``.pdf`` needs no browser."""
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-    """Turn rows into a frame; numbers, and the words for numbers that are not finite, become floats."""
+    """Turn rows into a frame. Numbers become floats, also where some are words such as "nan"; a column of
+    nothing but whole numbers stays whole.
+    """
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     return pl.DataFrame({name: _numbers(values) for name, values in columns.items()}, strict=False)
 
@@ -131,7 +133,9 @@ def has_place(column: str, *, log: bool) -> pl.Expr:
 
 
 def log_or_linear(values: Sequence[float], *, log: bool, fixed: bool = False) -> tuple[alt.Scale, alt.Axis]:
-    """Return a scale that covers the values, with round ticks."""
+    """Return a scale that covers the values, with round ticks; a ``fixed`` one ends exactly at the lowest and
+    the highest value.
+    """
     low, high = min(values, default=1.0), max(values, default=1.0)
     if not log:
         scale = alt.Scale(domain=[low, high], nice=False) if fixed else alt.Scale(zero=low >= 0)
@@ -142,7 +146,9 @@ def log_or_linear(values: Sequence[float], *, log: bool, fixed: bool = False) ->
 
 
 def _log_axis(low: float, high: float) -> alt.Axis:
-    """Return an axis with round ticks: the wider it is, the fewer in each decade, and at last not in each."""
+    """Return an axis with round ticks: the wider it is, the fewer there are in each decade, and on the widest
+    only some decades have one.
+    """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps: tuple[float, ...] = (1,)
     if high < 4 * low:

@@ -11,9 +11,9 @@ from normlab.report.charts.drawing import Drawn, finish, frame, layer, level
 
 HEIGHT: Final = 280
 HEIGHT_OF_CHANGE: Final = 36
-"""Of the row of each change, in px."""
+"""The height of the row of each change, in px."""
 LABEL_WIDTH: Final = 170
-"""Of the names of changes, in px: on a phone half of the chart."""
+"""The width of the names of changes, in px: on a phone, half of the chart."""
 
 
 def scores_by_change(rows: Sequence[Mapping[str, Any]], changes: Sequence[str], metric: str) -> Drawn:
@@ -47,7 +47,8 @@ def scores_by_change(rows: Sequence[Mapping[str, Any]], changes: Sequence[str], 
 
 
 def labels(changes: Sequence[str]) -> list[str]:
-    """Return names without the words that all begin with, but for the last: commands often differ in the end.
+    """Return names with ``…`` in place of the words that all of them begin with, except for the last such
+    word: commands often differ only at their end.
 
     >>> labels(["python train.py --lr=1", "python train.py --lr=1 --decay=0"])
     ['… --lr=1', '… --lr=1 --decay=0']

@@ -16,10 +16,11 @@ HEIGHT: Final = 240
 
 
 def probe_by_step(frame: pl.DataFrame, title: str, *, log: bool = True) -> Drawn:
-    """Draw a line of ``value`` over ``step`` per ``module``, shaded by ``depth`` from 0, dark if alone.
+    """Draw a line of ``value`` over ``step`` for each ``module``, shaded by ``depth`` from light (0) to dark;
+    a single line is dark.
 
-    A line has at most 400 points, each the mean of a bin. Values that are not finite are left out, and on a
-    log axis those that are not above 0.
+    A line has at most 400 points, or fewer where many lines share ``POINTS_A_CHART``; each is the mean of a
+    bin. Values that are not finite are left out, and on a log axis those that are not above 0.
     """
     drawable = frame.filter(has_place("value", log=log))
     lines = drawable["module"].n_unique()

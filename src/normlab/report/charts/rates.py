@@ -26,18 +26,18 @@ from normlab.report.charts.theme import SERIES
 HEIGHT: Final = 260
 HIGHER: Final = 320
 CROSS: Final[dict[str, Any]] = {"shape": "cross", "angle": 45, "size": 60}
-"""A trial that ended early."""
+"""The mark of a trial that ended early."""
 BEST: Final[dict[str, Any]] = {"shape": "diamond", "filled": True, "size": 140}
 INTERVAL: Final[dict[str, Any]] = {"strokeWidth": 4, "strokeCap": "round"}
-"""The best rate, and its interval."""
+"""The marks of a best rate (``BEST``) and of its interval."""
 GAP: Final = 0.08
 """The axis of losses reaches beyond them by gaps of this share of their range. Upwards from the foot:
 
 - one gap below the lowest loss,
 - the losses to scale, up to the highest,
-- one gap above that: losses too high to be drawn to scale; in a chart of one model also the crosses of trials
-  that ended early,
-- from two gaps above it on, in a chart of several sizes: a row of such crosses for each size, a gap apart.
+- one gap above that: in a chart of one model the crosses of trials that ended early, in a chart of several
+  sizes the losses that are too high to be drawn to scale,
+- from two gaps above it on, in a chart of several sizes: a row of crosses for each size, a gap apart.
 """
 
 
@@ -120,8 +120,8 @@ def _gap(lowest: float, highest: float) -> float:
 
 
 def _ends_of_losses(known: pl.DataFrame, fits: pl.DataFrame, reference: float) -> tuple[float, float]:
-    """The lowest loss and the highest that are drawn to scale; if any model has learnt something, its loss is
-    below ``reference``, and those above that are not.
+    """The lowest and the highest loss that are drawn to scale. Once a model has learnt something, which means
+    a loss below ``reference``, none above ``reference`` is.
     """
     highs = known["high"].to_list() or [reference]
     lows = known["low"].to_list() or highs
@@ -161,7 +161,8 @@ def best_by_size(
     """Draw the best ``rate`` of each ``size`` with its interval, and the line through them with its own.
 
     ``best``: ``SERIES`` among ``names``, ``size``, ``rate``, ``low``, ``high``; ``line``: the same without
-    ``SERIES``, at each size and at ``target``, whose rate is marked. Both axes are logarithmic.
+    ``SERIES``, at each size and at ``target``, whose rate is marked (None: no rate is). Both axes are
+    logarithmic.
     """
     columns = ("rate", "low", "high")
     rates = [value for table in (best, line) for name in columns for value in table[name].to_list()]

@@ -8,5 +8,5 @@ from typing import Any
 
 
 def fields_of(kind: type[Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass's fields; keys that are no fields of its are left out."""
+    """Return the values of a dataclass's fields; other keys are left out."""
     return {field.name: plain[field.name] for field in dataclasses.fields(kind) if field.name in plain}

@@ -22,7 +22,7 @@ class TrialResult:
     stopped: str
     """Why it ended early; empty if it did not."""
     usable: bool
-    """Whether its loss is within 5% of the best."""
+    """Whether its loss is, but for noise, at most 5% of what the best trial learnt behind the best."""
 
     @classmethod
     def of(cls, trial: Mapping[str, Any]) -> Self:
@@ -46,7 +46,7 @@ class TrialsResult:
     sentence: str
     lines: Sequence[str]
     usable: tuple[float, float] | None
-    """The lowest and the highest usable rate."""
+    """The lowest rate tried, and the highest that is usable, as are all between it and the best."""
     reference: float
     """The loss of a model that has learnt nothing."""
     unigram: float | None
