@@ -138,19 +138,22 @@ def main() -> None:
     schema = json.loads(files("normlab.report").joinpath(contract.SCHEMA).read_text(encoding="utf-8"))
     validator = jsonschema.Draft202012Validator(schema)
     os.chdir(SCRIPTS)
-    counts, wrong, start = Counter[str](), list[str](), time.monotonic()
+    counts, errors, start = Counter[str](), list[str](), time.monotonic()
+    unfit = 0
     for source in (of_wrong_input, of_configurations, of_scripts, of_corpus):
         for output in islice(source(), most):
             counts[output.kind] += 1
             counts[f"verdict {output.document['verdict']}"] += 1
             counts["with skips"] += bool(output.document.get("skipped"))
-            wrong += [f"{output.name}: {e.message}" for e in validator.iter_errors(output.document)]
+            errors_here = [f"{output.name}: {e.message}" for e in validator.iter_errors(output.document)]
+            unfit += bool(errors_here)
+            errors += errors_here
     for name, number in counts.items():
         print(f"{name}: {number}")
     total = sum(number for name, number in counts.items() if name.startswith("verdict"))
-    print(f"{total - len(wrong)} of {total} outputs fit the schema, in {time.monotonic() - start:.0f} s")
-    if wrong:
-        raise SystemExit("\n".join(wrong))
+    print(f"{total - unfit} of {total} outputs fit the schema, in {time.monotonic() - start:.0f} s")
+    if errors:
+        raise SystemExit("\n".join(errors))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,8 @@ def main() -> None:
         for name in regimes():
             regime = read_regime(name)
             configs = list(regime.configs())
-            there = sum(key(config) in kept(RESULTS / name / RUNS_FILE) for *_, config in configs)
+            kept_runs = kept(RESULTS / name / RUNS_FILE)
+            there = sum(key(config) in kept_runs for *_, config in configs)
             waiting = "" if regime.status == READY else f" ({regime.status})"
             print(f"{name}: {there} of {len(configs)}{waiting}; {regime.question}")
 

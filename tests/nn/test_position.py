@@ -32,7 +32,7 @@ def test_an_odd_width_is_refused():
     fewer = sentence.format(r"5 \(20 wide, 4 heads\)", r"heads that fit: \[1, 2\]")
     with pytest.raises(ValueError, match=fewer):
         ROPE(replace(CONFIG, dim=20, heads=4))
-    with pytest.raises(ValueError, match=sentence.format(r"5 \(15 wide, 3 heads\)", "try a width of 16")):
+    with pytest.raises(ValueError, match=sentence.format(r"5 \(15 wide, 3 heads\)", "try a width of 18")):
         ROPE(replace(CONFIG, dim=15, heads=3))
 
 

@@ -84,8 +84,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not self.layer_pattern or set(self.layer_pattern) > {"S", "F"}:
             raise UserError(
-                f"layer_pattern is {self.layer_pattern!r}, and has S for sliding and F for full layers, such "
-                "as SSSSSF"
+                f"layer_pattern is {self.layer_pattern!r}, but must consist of S for sliding and F for full "
+                "layers, such as SSSSSF"
             )
 
     def slides(self, layer: int) -> bool:

@@ -57,4 +57,6 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         if self.stop_lr >= self.lr:
-            raise UserError(f"stop_lr is below lr, {self.lr!r}, or no run would begin; got {self.stop_lr!r}")
+            raise UserError(
+                f"stop_lr must be below lr, {self.lr!r}, or no run would begin; got {self.stop_lr!r}"
+            )

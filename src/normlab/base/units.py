@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from typing import Final
 
 from normlab.errors import UserError
 
+DIGITS_OF_FLOAT: Final = 17
+"""Digits that tell any two floats apart."""
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
@@ -26,10 +29,9 @@ def count(number: int, thing: str) -> str:
 
 def told_apart(a: float, b: float, digits: int = 3) -> tuple[str, str]:
     """Return two numbers in so many digits or, if these are the same, in one more than tell them apart."""
-    # seventeen digits tell any two floats apart
-    differing = (n for n in range(digits, 17) if f"{a:.{n}g}" != f"{b:.{n}g}")
+    differing = (n for n in range(digits, DIGITS_OF_FLOAT + 1) if f"{a:.{n}g}" != f"{b:.{n}g}")
     needed = next(differing, digits)
-    shown = digits if needed == digits else needed + 1
+    shown = digits if needed == digits else min(needed + 1, DIGITS_OF_FLOAT)
     return f"{a:.{shown}g}", f"{b:.{shown}g}"
 
 
@@ -84,6 +86,6 @@ def seconds_of(text: str, name: str) -> float | None:
     understood = "".join(number + unit for number, unit in parts)
     if understood != "".join(text.split()):
         raise UserError(
-            f"{name} is a time in hours, minutes or seconds, got {text!r}; type 2h, 90min or '1h 30min'"
+            f"{name} must be a time in hours, minutes or seconds, got {text!r}; type 2h, 90min or '1h 30min'"
         )
     return sum(float(number) * units[unit] for number, unit in parts)

@@ -81,6 +81,11 @@ def changed_parameters(model: nn.Module, before: Baseline) -> Iterator[Violation
         yield Violation("baseline", path, f"{how}{others}", ADVICE)
 
 
+def _in_words(value: object) -> str:
+    """A value of a baseline: ``none`` where a parameter is tied to no other."""
+    return "none" if value == "" else str(value)
+
+
 def _differences(model: nn.Module, before: Baseline) -> Iterator[tuple[str, str, str]]:
     """Yield the path of each parameter that differs, what of it does, and how, in words."""
     now, parameters = parameters_of(model), dict(model.named_parameters(remove_duplicate=False))
@@ -91,7 +96,7 @@ def _differences(model: nn.Module, before: Baseline) -> Iterator[tuple[str, str,
         old, new = before[path], now[path]
         for name in KEPT:
             if old[name] != new[name]:
-                yield path, name, f"its {name} was {old[name] or 'none'}, and is {new[name] or 'none'}"
+                yield path, name, f"its {name} was {_in_words(old[name])}, and is {_in_words(new[name])}"
         if old["shape"] == new["shape"]:
             # the old size is a draw, too: it was measured on as many entries
             start = Start(path, std=float(old["rms"]), entries=parameters[path].numel())

@@ -284,8 +284,9 @@ def answers_of(step: StepUnderTest, tested: Property) -> tuple[list[Answer], Ski
     anything else keeps it from being judged, it applies, and counts as one that is left open.
     """
     answers = list[Answer]()
-    for ability in sorted(tested.uses & step.setup.cannot.keys()):
-        return answers, Skip(step.setup.cannot[ability], applies=True)
+    lacking = sorted(tested.uses & step.setup.cannot.keys())
+    if lacking:
+        return answers, Skip(step.setup.cannot[lacking[0]], applies=True)
     try:
         with passes_until(Deadline(step.ends)):
             if _seconds(step, tested.asking) <= max(step.left_s, 0.0):

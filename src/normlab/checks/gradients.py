@@ -283,8 +283,9 @@ def _asleep(step: StepUnderTest, why: Mapping[str, str]) -> Answers:
     trace = step.unchanged.again(training=not step.comparison.draws, dropout=False)
     if never_awake := asleep(trace, silent_anyway):
         place = next((name for name in at_zero if name in never_awake), never_awake[0])
-        number = count(len(never_awake), "parameter")
-        evidence = f"it starts at 0: {number} get no gradient after any number of steps"
+        number = len(never_awake)
+        who_gets = f"{count(number, 'parameter')} {'gets' if number == 1 else 'get'}"
+        evidence = f"it starts at 0: {who_gets} no gradient after any number of steps"
         yield fail(place, evidence, "draw one of the two at random")
 
 
@@ -292,7 +293,7 @@ def _lost(step: StepUnderTest) -> Answers:
     """What is computed with a graph, for the loss, but is not part of it."""
     lost, kept = lost_results(step.training)
     for place in lost[:1]:
-        evidence = "no result of an autograd function that has a graph but is not part of the loss"
+        evidence = "an autograd function returns a result with a graph that is not part of the loss"
         yield fail(place, evidence, "pass its result on")
     for place in kept[:1]:
         yield note(place, "a number that it keeps has a graph but is not part of the loss")
@@ -441,7 +442,7 @@ def _trained_as_declared_frozen(step: StepUnderTest) -> Answers:
         along = Along(trace, lambda name, names=names: name not in names)
         if len(along.gradients) < len(names) or along.all.disagrees:
             continue
-        number = count(len(names), "parameter")
-        evidence = f"declared frozen by {pattern!r}, but all {number} of it are trained"
+        evidence = f"declared frozen by {pattern!r}, but all that it names is trained"
+        evidence += f" ({count(len(names), 'parameter')})"
         advice = "clear requires_grad before the optimizer is made, or do not declare it"
         yield fail(names[0], evidence, advice)

@@ -325,7 +325,7 @@ def _reads_padding(step: StepUnderTest, real: Tensor) -> Answers:
 def _hidden(step: StepUnderTest) -> Answers:
     """Counted targets where labels of the batch, which are its tokens elsewhere, are negative: of a prompt.
 
-    Hidden targets that weigh another number than the others are counted on purpose.
+    Hidden targets that have another weight than the others are counted on purpose.
     """
     asked = step.facts.targets
     for place, labels, distance_ahead in _labels(step):
@@ -341,7 +341,7 @@ def _hidden(step: StepUnderTest) -> Answers:
             advice = "let the loss leave out negative labels"
             yield fail("loss", f"{evidence}, which is negative there", advice)
         else:
-            yield note("loss", f"{evidence}, but weigh another number")
+            yield note("loss", f"{evidence}, but have another weight than the others")
 
 
 def _labels(step: StepUnderTest) -> Iterator[tuple[Place, Tensor, int]]:

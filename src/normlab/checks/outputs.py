@@ -56,8 +56,8 @@ def _is_finite(trace: Trace) -> Answers:
         broken = [name for name, g in gradients.items() if g is not None and not g.isfinite().all()]
         if broken:
             # the last one in the model's order is usually the first on the way back
-            others = f"as are those of {len(broken) - 1} others"
-            evidence = f"its gradient is NaN or infinite although the loss is finite, {others}"
+            others = f", as are those of {len(broken) - 1} others" if len(broken) > 1 else ""
+            evidence = f"its gradient is NaN or infinite although the loss is finite{others}"
             advice = "look for a root, a norm or a logarithm at 0, or a masked division by 0"
             yield fail(broken[-1], evidence, advice)
 

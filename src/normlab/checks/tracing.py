@@ -96,7 +96,9 @@ def trace_property(
     """
     require_property(name, "trace_property")
     if name not in PROPERTIES:
-        raise UserError(f"trace_property takes a property of one process, and {name} is one of several")
+        raise UserError(
+            f"trace_property takes a property of one process, and {name} is a property of several processes"
+        )
     started = time.monotonic()
     step_setup = setup_of("trace_property", model, batch, loss, setup)
     require_budget(budget_s)

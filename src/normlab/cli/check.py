@@ -81,7 +81,7 @@ class CheckCommand(ExaminedFlags):
     tokens: int = 512
     """Padded positions in the batch of a recipe or a run."""
     ranks: int | None = None
-    """Compare a script's step on so many processes with that of one process."""
+    """Compare a script's step on this many processes with that of one process."""
     out: Path | None = None
     """Write a page to this file, such as check.html."""
     junit: Path | None = None

@@ -278,7 +278,7 @@ def _costs(recipe: RecipeResult) -> tuple[str, str]:
 def _print_models(result: Comparison) -> None:
     """Print what is known of pairs of the very models that were trained, if anything is."""
     metric = _metrics(result)[0]
-    table = terminal.table("these very models", f">{metric.label}", ">p")
+    table = terminal.table("the trained models themselves", f">{metric.label}", ">p")
     for d in result.differences:
         if d.models is not None and d.p_models is not None:
             table.add_row(f"{d.a} - {d.b}", metric.signed(d.models), p_value(d.p_models))

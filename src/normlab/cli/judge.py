@@ -47,7 +47,7 @@ class JudgeCommand:
     source: Annotated[Positional[str], arg(metavar="SOURCE")] = ""
     """A table of scores, or a folder with a file for each run."""
     metric: str = ""
-    """The column or key of the score; for logs a regular expression with one group, round the number."""
+    """The column or key of the score; for logs a regular expression with one group, around the number."""
     take: str = "last"
     """Which value of a run that logged several is its score: last, best, or mean:5 of the last five."""
     higher_is_better: Switch = False
@@ -161,7 +161,7 @@ class JudgeCommand:
             raise UserError("--candidate needs --baseline, the command that it is compared with")
         if not self.metric:
             raise UserError(
-                "--metric is missing: type a regular expression with one group round the score that the "
+                "--metric is missing: type a regular expression with one group around the score that the "
                 "commands print, such as --metric 'val_loss[: ]+([0-9.]+)'"
             )
         if self.on == "ray":

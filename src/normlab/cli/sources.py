@@ -28,7 +28,7 @@ class ExaminedFlags(SourceFlags):
     tokens: int
     """Padded positions in the batch of a recipe or a run."""
     optimizer: int = 1
-    """Of several optimizers that a script steps, as of a GAN, the one whose step is examined."""
+    """Which optimizer's step is examined, by its number, if a script steps several, as a GAN does."""
 
     def sources(self) -> Iterator[tuple[NamedSetup, bool]]:
         """Yield what is to be examined, and whether it is one of several. The folder of a file is on

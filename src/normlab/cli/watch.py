@@ -43,9 +43,9 @@ class WatchCommand:
     out: Path = Path("watch")
     """Folder of the page and of what is recorded."""
     every_steps: int = 50
-    """Observe one step in so many."""
+    """Observe one of this many steps."""
     probes: Literal["cheap", "standard", "full"] = "standard"
-    """How much is observed in each of them."""
+    """How much is observed in each observed step."""
 
     def run(self) -> None:
         """Raises UserError for anything but a script, and for one that raises or never trains."""

@@ -314,7 +314,7 @@ class _Experimenter:
         if len(self.judged) == self.request.max_seeds:
             return f"--max-seeds is {self.request.max_seeds}"
         if decision.hopeless:
-            return f"{self.request.max_seeds} seeds would hardly decide it, --patient tries"
+            return f"{self.request.max_seeds} seeds would hardly decide it; --patient tries all the same"
         return ""
 
 

@@ -172,7 +172,7 @@ class Judgement:
             if sentence:
                 yield f"{sentence}."
         if not self.seeds_named:
-            yield "No seed is named: runs of two changes are paired in their order."
+            yield "No seeds are named, so runs of two changes are paired in the order they are listed in."
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

@@ -112,7 +112,8 @@ class Rotary(PositionEncoding, name="rope"):
         super().__init__(config)
         if config.head_width % 2:
             fewer = [heads for heads in range(1, config.heads) if config.dim % (2 * heads) == 0]
-            advice = f"numbers of heads that fit: {fewer}" if fewer else f"try a width of {config.dim + 1}"
+            wider = (config.dim // (2 * config.heads) + 1) * 2 * config.heads
+            advice = f"numbers of heads that fit: {fewer}" if fewer else f"try a width of {wider}"
             wrong = f"{config.head_width} ({config.dim} wide, {config.heads} heads); {advice}"
             if config.head_dim:
                 wrong = f"{config.head_dim}; try --head-dim {config.head_dim + 1}"

@@ -324,7 +324,7 @@ class _Compared:
 
     def __post_init__(self) -> None:
         if any(len(recipe.runs) > len(self.seeds) for recipe in self.recipes):
-            raise UserError(f"there are {len(self.seeds)} seeds, and a recipe with more runs")
+            raise UserError(f"a recipe has more runs than the {len(self.seeds)} seeds")
 
 
 def _lines(file: Path, kind: type[Any]) -> list[Row]:

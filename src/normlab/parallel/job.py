@@ -143,6 +143,8 @@ class SerialStep:
     title: str
     union: str
     """What the union is, in words."""
+    is_of_parts: bool = False
+    """Whether the union puts together parts of sequences, of which each rank read its own."""
     cannot: str = ""
     """Why there are no gradients."""
     facts: Mapping[str, str] = field(default_factory=dict)

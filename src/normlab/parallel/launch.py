@@ -198,7 +198,7 @@ def _failure(jobs: Sequence[Job], codes: Sequence[int | None]) -> RanksError:
     waiting = [job for job in jobs if not job.result.is_file()]
     who = " and ".join(_who(job) for job in waiting)
     return RanksError(
-        f"{who} did not come to the end of a step in time, as where one waits for another one; a larger "
+        f"{who} did not finish a step in time; one may be waiting for another; a larger "
         f"--budget gives more time{_last_lines(waiting[0])}",
         raised=False,
     )

@@ -94,7 +94,7 @@ def _data_of_two(step: Comparison, rank: RankStep, other: RankStep) -> Iterator[
 
 def _are_parts(step: Comparison, rank: RankStep) -> bool:
     """Whether the batch of a rank is a part of each sequence, which the union has put together."""
-    return "in parts" in step.serial.union and bool(rank.batches)
+    return step.serial.is_of_parts and bool(rank.batches)
 
 
 def _is_same_input(rank: RankStep, other: RankStep) -> bool:

@@ -108,6 +108,7 @@ def serial_step(job: Job, harvester: Harvester) -> dict[str, Any]:
         dtype=str(first_parameter.dtype).removeprefix("torch."),
         title=type(model).__name__,
         union=union.described,
+        is_of_parts=union.is_of_parts,
         cannot=union.cannot,
     )
     return asdict(serial)

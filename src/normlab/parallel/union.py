@@ -19,6 +19,8 @@ class Union:
     described: str
     cannot: str = ""
     """Why there are none that one process could compute."""
+    is_of_parts: bool = False
+    """Whether the ranks read parts of each sequence, which were put together."""
 
 
 def is_same(a: Named, b: Named) -> bool:
@@ -67,4 +69,4 @@ def _joined_sequences(batches: Sequence[Named], serial: Sequence[Named]) -> Unio
         axes = [i for i in range(x.ndim) if pieces[0].shape[i] != x.shape[i]]
         if axes and not torch.equal(torch.cat(pieces, axes[0]), x):
             return None
-    return Union(list(serial), "one batch whose sequences the ranks read in parts")
+    return Union(list(serial), "one batch whose sequences the ranks read in parts", is_of_parts=True)

@@ -39,7 +39,7 @@ def _counts(result: CheckResult) -> str:
         f"{len(result.holds)} {hold}, {len(unjudged)} could not be tested, {len(inapplicable)} do not apply."
     )
     if result.failures and all(map(result.is_allowed, result.failures)):
-        sentence += " What fails is allowed to."
+        sentence += " Everything that fails is allowed to fail."
     return sentence
 
 
@@ -102,7 +102,7 @@ def _failure(result: CheckResult, failure: Failure) -> Iterator[Block]:
     """A failure with its evidence, what should hold, what to do, and the failures that it explains."""
     subject = f"{_name(failure)} fails at {_place(failure)}"
     if result.is_allowed(failure):
-        yield Text(f"{subject}, as it is allowed to: {failure.evidence}.")
+        yield Text(f"{subject}, which is allowed: {failure.evidence}.")
     else:
         yield Text(f"{subject}: {failure.evidence}.", "alarm")
     statement = result.statements.get(failure.property)

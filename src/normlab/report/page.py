@@ -218,7 +218,7 @@ class Page:
                 return text
         raise UserError(
             f"the page has {size:,} bytes in its shortest form, but at most {LIMIT_BYTES:,} are allowed; "
-            "show fewer runs on it"
+            "show less on it, such as fewer runs"
         )
 
     def write(self, path: Path) -> Path:

@@ -172,9 +172,11 @@ def module_sections(rows: Sequence[Row]) -> list[Section]:
         if row.get("index") is None:
             groups.setdefault((str(row["signal"]), str(row["statistic"])), []).append(row)
     charts: list[Block] = []
+    without_chart: list[str] = []
     for (signal, statistic), group in groups.items():
         modules = list(dict.fromkeys(str(row["module"]) for row in group))
         if len(modules) > MODULES:
+            without_chart.append(f"{signal}, {statistic}".replace("_", " "))
             continue
         place = {module: i for i, module in enumerate(modules)}
         placed = [{**row, "stack": "", "index": place[str(row["module"])]} for row in group]
@@ -185,7 +187,11 @@ def module_sections(rows: Sequence[Row]) -> list[Section]:
             drawing = BySteps(name, capital(f"{signal}, {statistic}".replace("_", " ")), statistic)
         charts += draw(drawing, DrawnTables({name: placed}, {"": ""}))
     marks = "A line per module, from light to dark in the order of measurement."
-    return [Section("Modules", [Columns(charts)], "modules", marks=marks)] if charts else []
+    blocks: list[Block] = [Columns(charts)] if charts else []
+    if without_chart:
+        left_out = "; ".join(without_chart)
+        blocks.append(Text(f"Not drawn, since more than {MODULES} modules have them: {left_out}.", "note"))
+    return [Section("Modules", blocks, "modules", marks=marks if charts else "")] if blocks else []
 
 
 def flight_sections(reports: Sequence[Mapping[str, Any]]) -> list[Section]:
@@ -219,4 +225,5 @@ def _repetition(replay: Replay) -> str:
     begin = f"the checkpoint of step {replay.from_step}" if replay.checkpoint else "the start"
     if replay.agrees is None:
         return f"repeated from {begin}"
-    return f"repeated from {begin}, {'every known loss' if replay.agrees else 'not'} as before"
+    losses = "every known loss" if replay.agrees else "not every known loss"
+    return f"repeated from {begin}; {losses} came out as before"

@@ -199,8 +199,8 @@ def _with_clips_by_hand(recording: Recording, stepped: Sequence[Optimizer]) -> t
             reason = f"gradients are changed by hand before {event.subject}, in a way that was not seen"
         elif event.kind in ("scale", "assign") and not scaling:
             reason = (
-                f"gradients are changed by hand before {event.subject}, by a factor that is another one in "
-                "each step"
+                f"gradients are changed by hand before {event.subject}, by a factor that differs from "
+                "step to step"
             )
     return events, reason
 

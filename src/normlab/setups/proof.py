@@ -219,7 +219,7 @@ class LaterStep:
                         f"{call.name} in {call.line} does not give with the batch of the next step what it "
                         "gave then, so it computes with something of the batch that was not seen"
                     )
-        return "the loss of the batch of the next step is another one than it was then"
+        return "the loss on the next step's batch differs from the one that the script had there"
 
     def _other_way(self) -> str:
         """Return where the script went another way in the later step; empty if it made the same calls."""
@@ -239,7 +239,7 @@ class LaterStep:
 def _sentence(escape: Escape) -> str:
     return (
         f"numbers of the batch leave torch by {escape.name} in {escape.line}, and what the script computes "
-        "of them there stays as it was when the batch is changed; item() is followed"
+        "from them there does not follow a changed batch; use item(), which is followed"
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from normlab.setups.setup import Setup
@@ -49,14 +50,33 @@ def _digest(parts: Sequence[bytes | str]) -> str:
 
 
 def _code(value: Any) -> str:
-    """The source of a function, with the plain values that it closes over or has as defaults; for any other
-    object, the name of its class.
+    """What an object computes, as far as source and plain values say it.
+
+    Of a function it is the source, with the plain values that it closes over or has as defaults; of a partial
+    also those that it holds; of any other object, such as a schedule, the name of its class with its plain
+    attributes and the functions among them.
     """
+    if isinstance(value, partial):
+        held = [*value.args, *(value.keywords[name] for name in sorted(value.keywords))]
+        return f"partial {_code(value.func)} {_plain(held)!r}"
     function = getattr(value, "__func__", value)
     if not inspect.isfunction(function):
-        return type(value).__name__
+        return " ".join([type(value).__name__, *_attributes(value)])
     text = function.__code__.co_code.hex()
     with suppress(OSError):  # a function that was typed in has no source
         text = inspect.getsource(function)
     values = [*inspect.getclosurevars(function).nonlocals.values(), *(function.__defaults__ or ())]
-    return f"{text} {[x for x in values if isinstance(x, (bool, int, float, str))]!r}"
+    return f"{text} {_plain(values)!r}"
+
+
+def _attributes(value: Any) -> Iterator[str]:
+    """Yield the plain attributes of an object, and the code of its functions, such as those of LambdaLR."""
+    for name, held in sorted(getattr(value, "__dict__", {}).items()):
+        entries = held if isinstance(held, (list, tuple)) else [held]
+        if plain_values := _plain(entries):
+            yield f"{name}={plain_values!r}"
+        yield from (f"{name}={_code(entry)}" for entry in entries if inspect.isfunction(entry))
+
+
+def _plain(values: Iterable[Any]) -> list[bool | int | float | str]:
+    return [value for value in values if isinstance(value, (bool, int, float, str))]

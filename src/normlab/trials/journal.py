@@ -59,7 +59,9 @@ class _TrialRow(_Row):
     def __post_init__(self) -> None:
         number = len(self.losses)
         if not 1 <= number <= self.steps:
-            raise UserError(f"losses holds {number} numbers, and a trial of {self.steps} steps has as many")
+            raise UserError(
+                f"losses holds {number} numbers, but a trial of {self.steps} steps has 1 to {self.steps}"
+            )
         if not self.stopped and (number < self.steps or not all(map(math.isfinite, self.losses))):
             raise UserError("losses is cut short or not finite, and stopped does not say why")
 

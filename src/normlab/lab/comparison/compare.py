@@ -139,7 +139,7 @@ def _conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> 
     request = grid.request
     results: list[RecipeResult] = []
     folders: list[RunFolder] = []
-    outputs: dict[str, list[str]] = {}
+    outputs: dict[str, dict[int, Path]] = {}
     for recipe in recipes:
         lr, label = grid.chosen_lr(recipe), grid.label(recipe)
         runs = [grid.folder(recipe, lr, seed) for seed in grid.seeds]
@@ -153,9 +153,12 @@ def _conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> 
                 **vars(grid.facts(recipe)),
             )
         )
-        lines = _sample_outputs(runs)
-        if lines:
-            outputs[label] = lines
+        outputs[label] = _outputs_by_seed(dict(zip(grid.seeds, runs, strict=True)))
+    # of one seed, so that outputs differ by recipe and not by seed
+    sample_seed = max(grid.seeds, key=lambda seed: sum(seed in by_seed for by_seed in outputs.values()))
+    shown = {
+        name: read_lines(by_seed[sample_seed]) for name, by_seed in outputs.items() if sample_seed in by_seed
+    }
     comparison = Comparison(
         title=request.title,
         command=request.command,
@@ -165,11 +168,11 @@ def _conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> 
         seeds=grid.seeds,
         lrs=tuple(sorted({lr for recipe in request.recipes for lr in grid.rates(recipe)})),
         recipes=tuple(results),
-        samples=grid.samples(outputs),
+        samples=grid.samples(shown),
         margin=request.margin or grid.metrics[0].margin,
         sweep_seed=request.sweep_seed if grid.sweeps() else None,
         rate_by=grid.rate_metric.name,
-        sample_seed=grid.seeds[0],
+        sample_seed=sample_seed,
         open_recipes=tuple(grid.label(recipe) for recipe in request.recipes if recipe not in recipes),
         failed=tuple(f"{run}: {reason}" for run, reason in failed.items()),
         **vars(grid.background()),
@@ -177,12 +180,12 @@ def _conclude(grid: Grid, recipes: Sequence[str], failed: Mapping[str, str]) -> 
     return judge(comparison, request.out, exchanges=request.exchanges)
 
 
-def _sample_outputs(runs: Sequence[RunFolder]) -> list[str]:
-    """Return the outputs of a recipe's first seed with scores; none unless every run with scores has some."""
-    tested = [run for run in runs if run.scores.exists()]
-    if not tested or not all(run.outputs.exists() for run in tested):
-        return []
-    return read_lines(tested[0].outputs)
+def _outputs_by_seed(runs: Mapping[int, RunFolder]) -> dict[int, Path]:
+    """Return the files of a recipe's outputs, by seed; none unless every run with scores has some."""
+    tested = {seed: run for seed, run in runs.items() if run.scores.exists()}
+    if not all(run.outputs.exists() for run in tested.values()):
+        return {}
+    return {seed: run.outputs for seed, run in tested.items()}
 
 
 def hardware(folders: Sequence[RunFolder]) -> str:

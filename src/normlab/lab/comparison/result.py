@@ -67,7 +67,7 @@ class CompareRequest:
     margin: Amount = 0.0
     """Smallest difference of the task's first metric that matters; 0: ten units of its last digit."""
     exchanges: Annotated[int, Ge(100), Lt(2**63)] = 2000
-    """Number of random exchanges of outputs in the comparison of these very models."""
+    """Number of random exchanges of outputs in the comparison of the trained models themselves."""
     force: bool = False
     """Also train combinations that their source does not define, and mark their results."""
     kept: tuple[str, ...] = no_flag(())
@@ -216,7 +216,7 @@ class RecipeDifference(Difference):
 
 @dataclass(frozen=True)
 class Sample:
-    """A test example with the output of each recipe's first scored seed, at its chosen learning rate."""
+    """A test example with the output of each recipe at one seed, and at its chosen learning rate."""
 
     source: str
     reference: str
@@ -259,7 +259,7 @@ class Comparison:
     rate_by: str = NLL.name
     """Name of the dev metric by which learning rates were chosen."""
     sample_seed: int | None = None
-    """The first reported seed, from which the samples are taken where it has scores."""
+    """The seed whose outputs the samples are: the first of those at which most recipes have some."""
     open_recipes: tuple[str, ...] = ()
     """Recipes whose runs have not all ended."""
     failed: tuple[str, ...] = ()

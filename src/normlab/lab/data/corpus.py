@@ -124,7 +124,7 @@ class Encoded:
         self.words = self.bytes = 0
         self.digest = b""
         self.lost = ""
-        """The first part of the text that decoding did not restore; empty if there is none."""
+        """The first part of the text that decoding did not restore, and what to type; empty if none is."""
 
     @property
     def size(self) -> dict[str, int]:
@@ -136,7 +136,8 @@ class Encoded:
             if not self.lost and text != back:
                 place = _first_difference(text, back)
                 start, stop = max(0, place - _BEFORE), place + _AFTER
-                self.lost = f"{text[start:stop]!r} comes back as {back[start:stop]!r}"
+                difference = f"{text[start:stop]!r} comes back as {back[start:stop]!r}"
+                self.lost = f"{difference}; type --tokenizer byte_bpe"
 
 
 _BEFORE, _AFTER = 12, 20

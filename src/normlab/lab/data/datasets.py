@@ -92,7 +92,7 @@ def _languages(config: DataConfig) -> tuple[str, str]:
     missing = [f"--{side}-lang" for side in ("source", "target") if not getattr(config, f"{side}_lang")]
     if missing:
         raise UserError(
-            f"--dataset {config.dataset} came without {' and '.join(missing)}; type --dataset "
+            f"--dataset {config.dataset} was given without {' and '.join(missing)}; type --dataset "
             f"{config.dataset} --source-lang de --target-lang en, for example"
         )
     if config.source_lang == config.target_lang:

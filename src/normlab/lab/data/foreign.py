@@ -84,7 +84,7 @@ class ForeignTokenizer(Tokenizer):
     ) -> None:
         """``special`` marks the entries that stand for no text, `[entries]`: special tokens and gaps."""
         self._backend, self._fields, self._special = backend, fields, special
-        self.kind = f"{fields['model'].get('type', 'BPE')} of others"
+        self.kind = f"{fields['model'].get('type', 'BPE')} made by others"
         self._entries = np.arange(_OFFSET, len(special) + _OFFSET, dtype=np.int32)
         if unknown is not None:
             self._entries[unknown] = UNK

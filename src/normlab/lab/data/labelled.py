@@ -143,7 +143,7 @@ def _require_labels(rows: dict[str, _Columns], labels: Sequence[str]) -> None:
         if unknown:
             raise UserError(
                 f"the {name} pairs have the label {unknown[0]!r}, and the training pairs have only "
-                f"{', '.join(labels)}; give pairs with labels of these"
+                f"{', '.join(labels)}; give pairs that have only these labels"
             )
     if len(labels) < 2:
         raise UserError(f"all training pairs have the label {labels[0]!r}; give pairs of two labels or more")

@@ -92,7 +92,8 @@ def reading_of(config: DataConfig, texts: Iterable[AnyText]) -> TextReading:
     tokenizer = vocabulary(config, (), ())
     if not isinstance(tokenizer, ForeignTokenizer):
         raise UserError(
-            f"{config.tokenizer} is no tokenizer.json of others, nor a .tiktoken; name the one of the shards"
+            f"{config.tokenizer} is neither a tokenizer.json made by others nor a .tiktoken file; name the "
+            "tokenizer that the shards were written with"
         )
     return _FromShards(tokenizer)
 

@@ -229,10 +229,7 @@ class LanguageModel(Task[plain.TextCorpus, Decoder, plain.TextBatch], name="lang
 
 
 def _no_bits(corpus: plain.TextCorpus) -> str:
-    return (
-        f"bits per byte are not computed, since the tokenizer loses a part of the text: {corpus.lost}; type "
-        f"--tokenizer byte_bpe"
-    )
+    return f"bits per byte are not computed, since the tokenizer loses a part of the text: {corpus.lost}"
 
 
 def _prompts(corpus: plain.TextCorpus, block_len: int) -> list[list[int]]:

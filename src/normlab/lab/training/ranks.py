@@ -184,7 +184,7 @@ def _device_of_rank(device: torch.device) -> torch.device:
     local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= gpus:
         raise UserError(
-            f"process {local + 1} of this machine finds no GPU, there are {gpus}; "
+            f"process {local + 1} on this machine has no GPU of its own, since there are {gpus}; "
             f"type torchrun --nproc-per-node {gpus}"
         )
     torch.cuda.set_device(local)

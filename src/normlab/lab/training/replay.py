@@ -26,7 +26,7 @@ from normlab.watching.recorder import RING
 
 WATCHED: Final = 64
 """Steps before the bad one in which a replay watches every module; earlier steps run again unwatched."""
-LATER: Final = "ask normlab.lab.training.replay"
+LATER: Final = "call normlab.lab.training.replay.examine on the run later"
 DIFFERS: Final = (
     "done again, step {step} comes out differently: what went wrong is not in the configuration; look at the "
     "hardware, at a device that does not repeat its sums, and at outside code that uses the model"
