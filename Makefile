@@ -15,6 +15,7 @@ DEMO_STAMP := $(or $(wildcard $(STAMP)),$(STAMP)-demo)
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 # The marks are explained in pyproject.toml.
 QUICK := not slow and not wide and not long
+SLOW := slow and not wide and not long
 # A test that hangs fails and says where; those that are run by hand may take longer.
 NO_HANG := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 # The tests that compute, and what makes torch, MKL and oneDNN compute as on other processors.
@@ -59,7 +60,7 @@ test: lint ## lint, then every test that takes less than about a second
 	$(PYTEST) $(NO_HANG) -m "$(QUICK)"
 
 test-slow: $(STAMP) ## the tests that take longer, up to minutes
-	$(PYTEST) $(NO_HANG) -m slow
+	$(PYTEST) $(NO_HANG) -m "$(SLOW)"
 
 test-wide: $(STAMP) ## more of what test-slow has a few of: public reports, pairs of parts, points of failure, ranks
 	$(PYTEST) $(NO_HANG) -m wide

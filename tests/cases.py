@@ -50,6 +50,19 @@ def mostly_wide(values: Iterable[Any], named: Iterable[str]) -> list[Any]:
     return [slow(value) if value.name in at_once else wide(value) for value in values]
 
 
+def few(rows: Iterable[Any], number: int) -> list[Any]:
+    """Rows of parameters of a slow test: `make test-slow` runs this number of them, evenly spread, and
+    `make test-wide` the others.
+    """
+    every = list(rows)
+    in_slow = {i * len(every) // number for i in range(number)}
+    marked = []
+    for i, row in enumerate(every):
+        values = row if isinstance(row, tuple) else (row,)
+        marked.append(row if i in in_slow else wide(*values))
+    return marked
+
+
 def mostly_slow(names: Iterable[str], quick: Iterable[str]) -> list[Any]:
     """Parameters by their names: `make test` runs the quick ones, and `make test-slow` the others."""
     at_once, known = set(quick), list(names)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cases import few
+
 INSTRUMENTS = {
     "check": "normlab.checks.check",
     "check --ranks": "normlab.parallel.process",
@@ -82,7 +84,7 @@ def test_an_instrument_loads_nothing_of_the_laboratory(instrument, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instrument", USES)
+@pytest.mark.parametrize("instrument", few(USES, 2))
 def test_the_page_of_an_instrument_loads_nothing_of_the_laboratory(instrument, tmp_path):
     modules = loaded_after(MODEL + USES[instrument], tmp_path)
     assert (tmp_path / "page.html").stat().st_size > 1000

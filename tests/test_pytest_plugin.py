@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import wide
 from normlab.checks.property import ORDER
 
 pytest_plugins = ["pytester"]
@@ -148,9 +149,9 @@ def named(*sources):
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
-@pytest.mark.parametrize("workers", [(), ("-n", "2"), ("-n", "2", "--dist", "loadgroup")])
+@pytest.mark.parametrize("workers", ["", wide("-n 2"), wide("-n 2 --dist loadgroup")])
 def test_each_property_of_each_source_is_a_test_and_each_source_is_checked_once(project, workers):
-    result = run(project, "-v", "-W", "error::UserWarning", *named(*SOURCES), *workers)
+    result = run(project, "-v", "-W", "error::UserWarning", *named(*SOURCES), *workers.split())
     found = outcomes(result)
     assert len(found) == len(SOURCES) * len(ORDER) + 2
     own = {name: outcome for name, outcome in found.items() if not name.startswith("normlab::")}

@@ -232,7 +232,7 @@ def test_a_damaged_setup_is_refused_or_checked(seed):
     assert checked(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore")
 def test_five_hundred_damaged_setups_are_refused_or_checked():
     for seed in range(QUICK, CASES):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cases import few
 from checks.design import BASE, TASKS, config_of, design, label
 from lab.tasks.test_classification import write_pairs
 from lab.training.tiny import write_plain, write_text
@@ -56,17 +57,11 @@ def meant(config):
     return silent | (set() if Placement.registry[model.encoder_placement].normed else {"norms"})
 
 
-def rows():
-    """The rows of the design: those with a choice that no row before has are slow, the others wide."""
-    met = set()
-    for row in design():
-        choices = set(row.items())
-        mark = pytest.mark.wide if choices <= met else pytest.mark.slow
-        met |= choices
-        yield pytest.param(row, id=label(row), marks=mark)
+ROWS = list(design())
 
 
-@pytest.mark.parametrize("row", [*rows()])
+@pytest.mark.slow
+@pytest.mark.parametrize("row", few(ROWS, 12), ids=[label(row) for row in ROWS])
 def test_every_pair_of_parts_passes(row, data, root):
     config = config_of(row)
     report = report_of(replace(config, data=data[config.task]), root)

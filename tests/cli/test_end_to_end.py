@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from cases import few
 from cli.typed import NORMLAB, TINY, normlab
 from normlab.lab.runs import Runs
 
@@ -59,7 +60,7 @@ def test_compare_then_every_other_command(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", few([signal.SIGINT, signal.SIGTERM], 1))
 def test_a_stopped_run_goes_on_with_the_same_command(tmp_path, number):
     train = ["train", "--recipe", "pre", *TINY, "--steps", "600", "--validate-every-steps", "600"]
     with subprocess.Popen([*NORMLAB, *train], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:

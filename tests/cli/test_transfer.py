@@ -148,7 +148,7 @@ def test_an_interrupted_one_prints_what_it_knows(here, capsys):
     assert main(["transfer", f"{FILE}:stops", *SMALL]) == INTERRUPTED
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_recipe_is_trained_in_several_depths(here, capsys):
     small = ["--dim", "16", "--ffn-dim", "16", "--max-tokens", "256", "--heads", "2"]
     command = ["transfer", "--recipe", "pre+mup", *small, "--depths", "1", "2", "--steps", "16", "--json"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import normlab
-from cases import each
+from cases import each, few
 from judging.test_judge import VALIDATOR
 from normlab.cli.main import main
 from normlab.errors import UserError
@@ -232,7 +232,7 @@ def wait_for_lines(here, number, judge):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", few([1, 2], 1))
 def test_killed_at_ten_moments_it_gives_the_same_answer_and_repeats_nothing(here, jobs):
     """It is killed right after a run has begun or ended, and in the middle of one."""
     whole = command_line("--folder", "whole")
@@ -279,7 +279,7 @@ def test_two_experiments_in_one_folder_are_refused(here):
         run(folder=here / "runs")
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_ray_cluster_gives_the_same_answer(here, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's 15 would starve on a busy machine

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from cases import few
 from normlab.errors import UserError
 from normlab.scaling import one_model
 from normlab.scaling.coordinates import CHECK_STEPS, Check, Coordinates
@@ -93,7 +94,7 @@ SOUND = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", few(PLANTS, 6))
 def test_a_mistake_is_named_by_module_and_kind(name):
     plant = PLANTS[name]
     found = check(plant.table, plant.axis, plant.declared)
@@ -103,7 +104,7 @@ def test_a_mistake_is_named_by_module_and_kind(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", few(SOUND, 4))
 def test_a_sound_model_is_not_blamed(name):
     found = check(*SOUND[name])
     assert found.fault is None, found.sentence()
@@ -112,7 +113,7 @@ def test_a_sound_model_is_not_blamed(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["hidden rate not divided", "branches not divided", "µP, untied", "CompleteP over depth"]
+    "name", few(["hidden rate not divided", "branches not divided", "µP, untied", "CompleteP over depth"], 2)
 )
 def test_the_steps_that_transfer_takes_say_the_same(name):
     plant = PLANTS.get(name)
@@ -132,7 +133,7 @@ OWN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", few(OWN, 2))
 def test_our_own_models_bring_their_parametrisation(name):
     axis, wanted = OWN[name]
     sizes = WIDTHS if axis == "width" else DEPTHS

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normlab
+from cases import few
 
 from .decoder import VOCAB, WIDTH, Decoder, setup_of, text
 
@@ -124,7 +125,7 @@ cost time, because torch walks through modules in a time that grows with the squ
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("deep_recursion")
-@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("used", few([False, True], 1))
 def test_modules_may_be_nested_deeper_than_python_recurses(used: bool) -> None:  # noqa: FBT001
     assert 3 * DEPTH > PYTHONS_LIMIT
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ pytest.importorskip("transformers", reason="the extra normlab[hf] is not install
 pytest.importorskip("x_transformers", reason="the extra normlab[hf] is not installed")
 
 import normlab
+from cases import few
 from corpus.collected import CASES
 from corpus.judge import verdict
 from normlab.setups.script import setup_from_script
@@ -41,13 +42,13 @@ def test_each_has_another_property():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, 5))
 def test_a_fault_is_named_first(name):
     failures = failures_of(name, "--faulty")
     assert verdict(CASES[name], failures) == "FIRST", failures
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, 5))
 def test_its_sound_twin_has_no_failure(name):
     assert failures_of(name) == []

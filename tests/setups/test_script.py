@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import normlab
-from cases import mostly_slow, slow
+from cases import few, mostly_slow, slow
 from normlab.cli.main import main
 from normlab.errors import NoStepError, UserError
 from normlab.private_torch import clip_by_norm
@@ -122,14 +122,14 @@ def test_a_number_that_leaves_torch_is_computed_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["item", "float", "int"])
+@pytest.mark.parametrize("by", few(["item", "float", "int"], 1))
 def test_micro_batches_of_several_shapes_are_held_to_the_mean_over_all_their_targets(by):
     assert failures("counting_targets", "--by", by) == []
     assert failures("counting_targets", "--of-each", "--by", by)[0] == ("step", "step")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[], ["--dynamic"], ["--bf16"], ["--dynamic", "--bf16"]])
+@pytest.mark.parametrize("arguments", few([["--dynamic", "--bf16"], [], ["--dynamic"], ["--bf16"]], 1))
 def test_a_count_of_the_window_is_one_number_in_any_shape_and_precision(arguments):
     assert failures("counting_before", *arguments) == []
     assert failures("counting_before", "--of-each", *arguments)[0] == ("step", "step")
@@ -160,7 +160,7 @@ ADDING = {"--unshifted": "targets", "--counting": "counted", "--detached": "deri
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", ["", "--weighed", *ADDING])
+@pytest.mark.parametrize("mistake", few(["", "--weighed", *ADDING], 3))
 def test_a_mistake_in_the_second_of_two_losses_that_are_added_is_named_first(mistake):
     setup = replace(setup_of("adding", mistake), declare={"pad_id": 0})
     assert len(setup.added) == 2

@@ -319,7 +319,12 @@ def test_each_configuration_is_run_once_with_what_it_starts_from(count):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        pytest.param("config.betas, config.eps", "config.betas, 2 * config.eps", id="Adam's epsilon"),
+        pytest.param(
+            "config.betas, config.eps",
+            "config.betas, 2 * config.eps",
+            id="Adam's epsilon",
+            marks=pytest.mark.wide,
+        ),
         pytest.param(
             'seeds.data, "word_dropout"', 'seeds.data, "words"', id="a word that seeds are derived from"
         ),

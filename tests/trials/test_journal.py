@@ -126,7 +126,7 @@ print(normlab.trial(setup(0.02, step=slow), steps=32, folder=sys.argv[1]).senten
 """
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_process_that_is_killed_ten_times_gives_the_same_answer(tmp_path: Path):
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
 

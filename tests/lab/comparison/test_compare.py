@@ -320,7 +320,7 @@ def test_a_comparison_in_which_everything_fails_still_ends(text, tmp_path, in_pr
 # ------------------------------------------------------------------------------------------------ other tasks
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_language_models_are_compared_by_document(tmp_path, in_process):
     text = write_plain(tmp_path / "text")
     base = tiny_language_model(text, steps=6, validate_every_steps=3)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import few
 from normlab.cli.main import main
 from normlab.errors import UserError
 from normlab.lab.comparison import grid as grids
@@ -201,7 +202,7 @@ def test_runs_that_are_done_are_kept_when_a_comparison_is_stopped(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill"])
+@pytest.mark.parametrize("kind", few([signal.SIGINT, signal.SIGKILL], 1), ids=["Ctrl-C", "kill"])
 def test_the_same_command_goes_on_after_it_was_stopped(here, kind):
     typed = ["compare", "base.py", "change.py", "--lrs", "3e-3", "--seeds", "1", "--steps", "300"]
     words = [sys.executable, "-m", "normlab", *typed, "--jobs", "1", "--threads", "1", "--out", "out"]

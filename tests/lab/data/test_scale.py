@@ -57,7 +57,7 @@ def test_invented_text_is_the_same_each_time_and_parallel():
     assert len(set(data.words(1))) == data.WORDS
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_thirty_times_the_text_in_the_same_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "in_a_process", in_a_fork)
     small, large = (data.measured(pairs, tmp_path) for pairs in (10_000, 300_000))

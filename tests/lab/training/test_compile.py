@@ -32,7 +32,7 @@ def losses(run):
     return torch.stack([values[0] for values in (row for _, row in run.rows.pending)])
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_compiled_steps_have_the_losses_of_others(config, tmp_path):
     plain, own = run_of(config, tmp_path, name="plain"), run_of(compiling(config), tmp_path, name="own")
     expected = losses(plain)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cases import slow, wide
+from cases import few
 from normlab.lab.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from normlab.lab.recipes.grammar import PLACEMENT, listed, resolve
 from normlab.lab.tasks.translation import Translation
@@ -49,14 +49,8 @@ def corpus(tmp_path_factory):
     return Translation.prepare(BASE.data, tmp_path_factory.mktemp("data"))
 
 
-def marked(part):
-    """Every placement and baseline is slow, any other part wide: other tests run those, too."""
-    return slow(part) if part.axis in (PLACEMENT.name, "baseline") else wide(part)
-
-
-@pytest.mark.parametrize(
-    "part", [marked(part) for part in listed()], ids=lambda part: f"{part.axis}-{part.name}"
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("part", few(listed(), 20), ids=lambda part: f"{part.axis}-{part.name}")
 def test_it_trains(part, corpus):
     data, text = corpus
     config = resolve(recipe(part), replace(BASE, data=data))

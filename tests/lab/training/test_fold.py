@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cases import few
 from lab.training.tiny import tiny, tiny_language_model, write_plain
 from normlab.base.io import from_json
 from normlab.cli.main import main
@@ -191,7 +192,7 @@ def test_a_config_is_named_as_a_recipe(recipe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", METHODS)
+@pytest.mark.parametrize("recipe", few(METHODS, 5))
 def test_a_trained_model_of_each_method_becomes_plain(text, tmp_path, recipe):
     folder = train(tiny(text, recipe, steps=60, lr=1e-2), tmp_path)
     result = fold(folder, tmp_path / "plain")

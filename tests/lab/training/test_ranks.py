@@ -339,7 +339,7 @@ def test_a_run_goes_on_with_other_ranks_and_back(text, tmp_path):
     assert [r for i, r in enumerate(seen) if not i or seen[i - 1] != r] == [1, 2, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.usefixtures("loopback")
 def test_a_rank_that_is_killed_takes_the_others_with_it(text, tmp_path):
     config = whole_run(text, checkpoint_every_steps=3)
