@@ -28,7 +28,8 @@ def test_the_payload_is_dangerous(place):
 
 
 @pytest.mark.parametrize(
-    ("name", "start"), [("tokenizer.json", "is no tokenizer ("), ("config.json", "is not UTF-8 text: byte ")]
+    ("name", "start"),
+    [("tokenizer.json", "is not a tokenizer ("), ("config.json", "is not UTF-8 text: byte ")],
 )
 def test_text_that_is_a_pickle(run, capsys, name, start):
     pickled(name)(run)

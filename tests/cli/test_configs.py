@@ -15,7 +15,7 @@ from normlab.lab.training.devices import resolved_precision
 def test_a_configuration_can_be_compared_and_written(name):
     config = CONFIGS[name]()
     assert config == CONFIGS[name](), "calling it twice gives the same"
-    assert config.train.precision == "auto", "what the device does best; it is no property of the task"
+    assert config.train.precision == "auto", "what the device does best; it is not a property of the task"
     assert from_json(Config, to_json(config)) == config
     for recipe in CompareRequest().recipes:
         assert run_id(resolve(recipe, resolved_precision(config)))

@@ -16,7 +16,7 @@ from normlab.cli.recipes import RecipesCommand
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["traim"], "there is no command 'traim', did you mean 'train'"),
+        (["traim"], "there is not a command 'traim', did you mean 'train'"),
         (["compare", "--config", "dem"], "did you mean 'demo'"),
         (["compare", "--config", "missing/config.json"], "there is no file missing/config.json"),
         (["compare", "--lrs"], "at least one of lrs, but got none"),

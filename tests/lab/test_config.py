@@ -188,7 +188,7 @@ def test_every_number_has_a_range(section, name):
         (
             OptimConfig,
             {"lr": 1e-3, "stop_lr": 1e-3},
-            "stop_lr is below lr, 0.001, or no run would begin; got 0.001",
+            "stop_lr must be below lr, 0.001, or no run would begin; got 0.001",
         ),
         (DecodeConfig, {"max_len_ratio": 1e300}, "max_len_ratio must be below 100, got 1e+300"),
         (DecodeConfig, {"temperature": 1e-320}, "temperature must be at least 1e-100, got 1e-320"),

@@ -87,7 +87,7 @@ def test_a_report_is_a_sentence_with_its_evidence():
     assert [note.text for note in notes.notes] == [
         "written in step 9: the loss <jumped>",
         "11 times",
-        "repeated from the checkpoint of step 5, every known loss as before",
+        "repeated from the checkpoint of step 5; every known loss came out as before",
     ]
 
 

@@ -288,7 +288,7 @@ def _tokens(step: StepUnderTest, trained: Sequence[Held], roles: Mapping[str, Ro
         module = step.facts.joined[odd].module or "the model"
         evidence = f"it has {treatments[odd]}, but {other} has {treatments[other]}"
         evidence += f", and both become tokens in {module}"
-        yield fail(odd, evidence, "give it the group of the others: tokens are no matrices")
+        yield fail(odd, evidence, "give it the group of the others: a table of tokens is not a matrix")
 
 
 def _odd_one(step: StepUnderTest, trained: Sequence[Held]) -> Answers:

@@ -157,7 +157,7 @@ def require_property(name: str, where: str) -> None:
     """
     known = dict.fromkeys((*ORDER, *OF_RANKS, *PROPERTIES))
     if name not in known:
-        raise UserError(f"{where} names {name!r}, which is no property{nearest(name, known)}")
+        raise UserError(f"{where} names {name!r}, which is not a property{nearest(name, known)}")
 
 
 def report_order(name: str) -> int:

@@ -54,7 +54,7 @@ def reference(step: StepUnderTest) -> Answers:
     if compared_there.comparisons:
         why = "comes from outputs that differ"
     else:
-        why = "is no difference, divergence or distance"
+        why = "is not a difference, divergence or distance"
     needs(judged, f"what the loss makes of the model and of {other} {why}")
     for comparison in judged:
         if comparison.off <= step.rounding:

@@ -54,9 +54,9 @@ def refuse_what_is_no_source(name: str, command: str) -> None:
             f"{_typed(name)}"
         )
     if Path(f"{name}.py").is_file():
-        raise UserError(f"{name} is no file; type: normlab {command} {_typed(name)}.py")
+        raise UserError(f"{name} is not a file; type: normlab {command} {_typed(name)}.py")
     if file.is_file():
-        raise UserError(f"{name} is no training script: its name must end in .py, as in train.py")
+        raise UserError(f"{name} is not a training script: its name must end in .py, as in train.py")
     if _is_of_hugging_face(file / "config.json"):
         raise UserError(
             f"{name} holds a configuration of Hugging Face's; type: normlab check hf:{_typed(name)}"
@@ -83,8 +83,8 @@ def find_named_run(name: str, root: Path, command: str) -> RunFolder:
     except FileNotFoundError as error:
         if not any(Runs(root)):
             raise UserError(
-                f"{name} is no file here, and there is no run in {root} either; type a script, as in normlab "
-                f"{command} train.py, or just normlab {command} to see what else there is"
+                f"{name} is not a file here, and there is no run in {root} either; type a script, as in "
+                f"normlab {command} train.py, or just normlab {command} to see what else there is"
             ) from error
         raise
 
@@ -185,7 +185,7 @@ def for_options(words: Sequence[str], command: str) -> str:
 def for_command(word: str) -> str:
     """What to type if a script stands where a command should; empty if it is none."""
     if word.endswith(".py") or word.partition(":")[0].endswith(".py") or word.startswith("hf:"):
-        return f"{word} is no command; to test one training step of it, type: normlab check {_typed(word)}"
+        return f"{word} is not a command; to test one training step of it, type: normlab check {_typed(word)}"
     return ""
 
 

@@ -187,7 +187,7 @@ class CheckCommand(ExaminedFlags):
             raise UserError("--shrink and --no-shrink exclude each other; type one of them")
 
     def _require_flags_of_trace(self) -> None:
-        """Raise UserError for what is no property of one process, or for flags that a trace would ignore."""
+        """Raise UserError for all but a property of one process, and for flags that a trace would ignore."""
         require_property(self.trace, "--trace")
         if self.trace in OF_RANKS:
             raise UserError(f"--trace takes a property of one process, and {self.trace} is one of --ranks")

@@ -55,7 +55,7 @@ class CompareCommand:
 
     WHAT: ClassVar[str] = """compare trains recipes and says which is better; type one of:
 
-  normlab compare --config demo      three recipes on the built-in corpus, in minutes
+  normlab compare --config demo      four recipes on the built-in corpus, in minutes
   normlab compare base.py change.py --steps 500            your model and your change, on the same batches
   normlab compare --train-text train.txt --dev-text dev.txt --test-text test.txt --recipes pre pre+qknorm
   normlab compare … --plan           what it would train, how long that takes, and what it can tell"""

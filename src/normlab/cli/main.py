@@ -226,7 +226,7 @@ def _named(args: Sequence[str]) -> tuple[str, Sequence[str]]:
     from normlab.cli.advice import for_command
 
     first_words = dict.fromkeys(name.split()[0] for name in COMMANDS)
-    raise UserError(for_command(first) or f"there is no command {first!r}{nearest(first, first_words)}")
+    raise UserError(for_command(first) or f"there is not a command {first!r}{nearest(first, first_words)}")
 
 
 _GONE = (errno.EPIPE, errno.EIO)

@@ -65,10 +65,7 @@ class PapersCommand:
     """Which of the papers' findings hold here, in which regime, and what was measured."""
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY")] = ()
-    """Findings such as X1, tables and figures such as liu2020.fig4, or papers: xiong2020, nguyen2019,
-    liu2020, apx; or disputes, for what public logs contradict each other about; without any, the findings of
-    all.
-    """
+    """Findings (X1), tables and figures (liu2020.fig4), papers (liu2020) or disputes; default: findings."""
     as_json: Annotated[Switch, arg(name="json")] = False
     """Print everything as JSON."""
     scale: Scale = LAPTOP
@@ -311,9 +308,7 @@ class ReproduceCommand:
     """
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="ID|KEY|all")]
-    """Tables and figures such as liu2020.fig4; findings such as X1, for their tables, figures and planned
-    runs; papers such as liu2020; or all.
-    """
+    """Tables and figures (liu2020.fig4), findings (X1: all that they rest on), papers (liu2020), or all."""
     runs: Path = RUNS
     """Folder for results: papers/<id>.json, papers/<id>.html and papers/papers.html below it."""
     data: Path | None = None

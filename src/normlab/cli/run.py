@@ -43,8 +43,7 @@ class ReportCommand:
     """Write the page of a comparison again, or that of a single run or of the probes of another trainer."""
 
     of: Annotated[Positional[str], arg(metavar="RUN")] = ""
-    """A run's folder, the beginning of its id, a comparison.json, or a probes.jsonl that a callback wrote;
-    without it the comparison in --runs."""
+    """A run's folder or the start of its id, comparison.json or watch.jsonl; by default that of --runs."""
     page: Path | None = None
     """File for the page; by default beside the data that it shows."""
     runs: Path = RUNS

@@ -50,7 +50,7 @@ CHANGE: Final = (
 
 
 NO_LIMIT: Final = "none"
-BUDGET: Final = "Time at most, such as 10min; by default no limit with --steps."
+BUDGET: Final = "Time at most, such as 10min; no limit with --steps alone."
 HARVEST: Final = 0.1
 """The share of the budget in which a script may show its batches."""
 

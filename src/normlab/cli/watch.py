@@ -82,7 +82,7 @@ class WatchCommand:
         if ":" not in self.source:
             refuse_what_is_no_source(self.source, "watch")
         raise UserError(
-            f"{self.source} is no training script; name one, as in normlab watch train.py, or use "
+            f"{self.source} is not a training script; name one, as in normlab watch train.py, or use "
             "normlab.watch(model, optimizer) in your own loop"
         )
 

@@ -97,7 +97,7 @@ def _files_of(words: Sequence[str]) -> Iterator[Path]:
 def _words_in(word: str) -> list[str]:
     try:
         return shlex.split(word)
-    except ValueError:  # it is no command
+    except ValueError:  # it is not a command
         return []
 
 

@@ -155,7 +155,7 @@ def _exported_values(path: Path, options: ScoreOptions) -> list[float]:
     """The values of a chart that TensorBoard exported as JSON: a list of time, step and value."""
     rows = read_json(path)
     if not all(isinstance(row, list) and len(row) == 3 for row in rows):
-        raise UserError(f"{path} is no list of [wall time, step, value], as TensorBoard exports one")
+        raise UserError(f"{path} is not a list of [wall time, step, value], as TensorBoard exports one")
     return [number for row in rows if (number := number_of(row[2])) is not None]
 
 

@@ -131,7 +131,7 @@ class Ledger:
         try:
             kept: _Kept = from_plain(_Kept, read_json(path), str(path), more=True)
         except UserError as error:
-            raise UserError(f"{error}: it is no ledger; restore it, or name another --ledger") from error
+            raise UserError(f"{error}: it is not a ledger; restore it, or name another --ledger") from error
         return cls(kept.proposals, kept.score, kept.digits, path)
 
     def judged_by(self, score: Score) -> Ledger:

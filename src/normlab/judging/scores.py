@@ -89,7 +89,7 @@ def _runs_at(path: Path, options: ScoreOptions) -> list[ScoredRun]:
     if path.suffix in (".csv", ".tsv", ".tab"):
         return runs_of(read_csv(path), options)
     raise UserError(
-        f"{path} is no table that is known: name a .csv, .tsv, .jsonl or .json file with a row for each "
+        f"{path} is not a table of a known kind: name a .csv, .tsv, .jsonl or .json file with a row for each "
         "run, or a folder with a log for each run"
     )
 

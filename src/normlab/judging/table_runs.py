@@ -163,8 +163,8 @@ def _score(value: Any, metric: str, where: str) -> float | None:
 
 def _no_number(where: str, metric: str, value: Any) -> UserError:
     return UserError(
-        f"{where}: {metric} is {value!r}, which is no number; write a number, nan for a run that diverged, "
-        "or nothing for one that failed"
+        f"{where}: {metric} is {value!r}, which is not a number; write a number, nan for a run that "
+        "diverged, or nothing for one that failed"
     )
 
 
@@ -235,6 +235,7 @@ def runs_of_lists(scores: Mapping[str, Any], source: str) -> list[ScoredRun]:
         for seed, score in pairs:
             number = number_of(score)
             if number is None and not is_empty(score):
-                raise UserError(f"a score of {change!r} is {score!r:.60}, which is no number; {FORM_OF_DICT}")
+                wrong = f"a score of {change!r} is {score!r:.60}, which is not a number"
+                raise UserError(f"{wrong}; {FORM_OF_DICT}")
             runs.append(ended(str(change), seed, number, f"{source}, {change}"))
     return runs

@@ -228,7 +228,7 @@ class SeedConfig:
 @validated
 @dataclass(frozen=True)
 class MachineConfig:
-    """Hardware and logging: nothing here changes the numbers of a run, nor its id."""
+    """Hardware and logging, which do not enter a run's id; threads and compile can change last digits."""
 
     device: str = machine("cpu")
     """Device to train on: cpu, cuda or cuda:1."""

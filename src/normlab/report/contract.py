@@ -88,7 +88,7 @@ def ledger_document(ledger: Mapping[str, Any]) -> dict[str, Any]:
 
 def _finding(result: CheckResult, finding: Finding) -> dict[str, Any]:
     source = result.sources.get(finding.module)
-    # the class of a library is named below its package, which is no file here
+    # the class of a library is named below its package, which is not a file here
     if source is not None and (source.is_stand_in or not Path(source.file).is_file()):
         source = None
     return {

@@ -192,7 +192,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
             rows.append(_row(line))
         except (UserError, UnicodeDecodeError) as error:
             raise UserError(
-                f"{path}, line {number} is no row of trials: {error}; delete the file to start again, or "
+                f"{path}, line {number} is not a row of trials: {error}; delete the file to start again, or "
                 "name another folder"
             ) from error
     return rows

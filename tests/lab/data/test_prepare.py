@@ -226,9 +226,9 @@ def test_without_test_text_dev_serves(tmp_path):
 @pytest.mark.parametrize(
     ("without", "flags"),
     [
-        (["dev_src", "dev_tgt"], "pass --dev-src, --dev-tgt"),
-        (["test_tgt"], "pass --test-tgt"),
-        (["train_src", "train_tgt"], "pass --train-src, --train-tgt"),
+        (["dev_src", "dev_tgt"], "also give --dev-src, --dev-tgt"),
+        (["test_tgt"], "also give --test-tgt"),
+        (["train_src", "train_tgt"], "also give --train-src, --train-tgt"),
     ],
 )
 def test_missing_files_are_asked_for(tmp_path, without, flags):

@@ -175,7 +175,7 @@ def test_rows_without_text_are_named(tmp_path):
         (
             "hf:@/wmt14:de-en#train.translation",
             (
-                "hf:@/wmt14:de-en#train.translation is no text; it has de, en; type "
+                "hf:@/wmt14:de-en#train.translation is not a text; it has de, en; type "
                 "hf:@/wmt14:de-en#train.translation.de"
             ),
         ),

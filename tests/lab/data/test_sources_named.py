@@ -129,8 +129,8 @@ def test_what_is_missing_or_could_be_several_is_refused_with_what_was_found(root
 
 def test_languages_are_needed(root):
     assert refusal(dataset="set", source_lang="") == (
-        "--dataset set came without --source-lang; type --dataset set --source-lang de --target-lang en, for "
-        "example"
+        "--dataset set was given without --source-lang; type --dataset set --source-lang de "
+        "--target-lang en, for example"
     )
 
 

@@ -85,7 +85,7 @@ def test_ranks_need_a_gpu_each_and_no_number_of_one(monkeypatch):
     with pytest.raises(ValueError, match="no GPU") as refused, join_processes(torch.device("cuda")):
         pass
     assert str(refused.value) == (
-        "process 2 of this machine finds no GPU, there are 1; type torchrun --nproc-per-node 1"
+        "process 2 on this machine has no GPU of its own, since there are 1; type torchrun --nproc-per-node 1"
     )
 
 

@@ -98,7 +98,7 @@ def open_corpus(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     manifest = _read_manifest(folder)
     if manifest is None:
-        raise FileNotFoundError(f"{folder} is no complete prepared corpus; prepare the data again")
+        raise FileNotFoundError(f"{folder} is not a complete prepared corpus; prepare the data again")
     tokenizer = load(folder / "tokenizer.json")
     target_vocab = np.zeros(tokenizer.vocab_size, bool)
     target_vocab[manifest["target_vocab"]] = True

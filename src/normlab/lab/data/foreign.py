@@ -225,7 +225,7 @@ def _ranks(content: bytes) -> Iterator[tuple[bytes, int]]:
         try:
             yield base64.b64decode(piece, validate=True), int(rank)
         except (binascii.Error, ValueError) as error:
-            raise UserError(f"line {number} is no piece in base 64 with its rank") from error
+            raise UserError(f"line {number} is not a piece in base 64 with its rank") from error
 
 
 def _merges(ranks: Mapping[bytes, int]) -> list[tuple[str, str]]:

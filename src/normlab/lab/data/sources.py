@@ -302,7 +302,7 @@ class HubColumn:
             return
         if not known:
             raise UserError(f"{self.name} does not exist, {before[:-1]} is a text; type {before[:-1]}")
-        wrong = f"has no {key!r}" if key else "is no text"
+        wrong = f"has no {key!r}" if key else "is not a text"
         raise UserError(f"{before[:-1]} {wrong}; it has {', '.join(known)}; type {before}{known[0]}")
 
 

@@ -227,7 +227,8 @@ def require_texts(given: Sequence[str], needed: Sequence[str], rule: str) -> Non
     missing = [name for name in needed if name not in given]
     if missing:
         came, absent = ", ".join(map(flag_name, given)), ", ".join(map(flag_name, missing))
-        raise UserError(f"only {came} was given, but {rule}; also give {absent}")
+        verb = "was" if len(given) == 1 else "were"
+        raise UserError(f"only {came} {verb} given, but {rule}; also give {absent}")
 
 
 def require_parallel(names: tuple[str, str], counts: tuple[int, int]) -> None:

@@ -218,7 +218,7 @@ def bytes_of(name: str) -> bytes:
     try:
         return bytes(map(BYTE_OF.__getitem__, name))
     except KeyError as error:
-        raise UserError(f"its entry {name!r} is no sequence of bytes") from error
+        raise UserError(f"its entry {name!r} is not a sequence of bytes") from error
 
 
 def name_of(piece: bytes) -> str:

@@ -87,7 +87,7 @@ def _from_file(config: DataConfig) -> Tokenizer:
     try:
         tokenizer = parse(content)
     except UserError as error:
-        raise UserError(f"{path} is no tokenizer: {error}; type {_FORMS}") from error
+        raise UserError(f"{path} is not a tokenizer: {error}; type {_FORMS}") from error
     if not isinstance(tokenizer, PretokenizerChain):
         return tokenizer
     name, (source, target) = tokenizer.name, tokenizer.languages
@@ -102,12 +102,12 @@ def _from_file(config: DataConfig) -> Tokenizer:
 def load(path: str | Path) -> Tokenizer:
     """Read the tokenizer of a run or a prepared corpus; its content shows which kind it is."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no tokenizer file {path}; prepare the data again")
+        raise FileNotFoundError(f"there is not a tokenizer file {path}; prepare the data again")
     try:
         return parse(Path(path).read_bytes())
     except UserError as error:
         raise UserError(
-            f"{path} is no tokenizer ({error}); bring back the file that the model was trained with"
+            f"{path} is not a tokenizer ({error}); bring back the file that the model was trained with"
         ) from error
 
 
@@ -182,10 +182,10 @@ def _content(path: str) -> bytes:
         return _ranks_of_tiktoken(path.removeprefix(TIKTOKEN))
     file = located(path)
     if file.exists() and not (file.is_file() or file.is_dir()):
-        raise UserError(f"{file} is no regular file; type {_FORMS}")
+        raise UserError(f"{file} is not a regular file; type {_FORMS}")
     try:
         return file.read_bytes()
     except FileNotFoundError:
-        raise FileNotFoundError(f"there is no tokenizer model {file}; type {_FORMS}") from None
+        raise FileNotFoundError(f"there is not a tokenizer model {file}; type {_FORMS}") from None
     except IsADirectoryError:
         raise UserError(f"{file} is a folder; type {_FORMS}") from None

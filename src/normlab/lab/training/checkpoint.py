@@ -105,7 +105,8 @@ class Checkpoint:
     def _part(self, name: str) -> dict[str, Any]:
         path, values = self.folder / f"{name}.safetensors", self.values.get(name, {})
         if not isinstance(values, dict):
-            raise CheckpointError(self.folder, f"{self.folder / STATE}: {name} is no object but {values!r}")
+            wrong = f"{self.folder / STATE}: {name} is not an object but {values!r}"
+            raise CheckpointError(self.folder, wrong)
         tensors = _load(path) if path.exists() else {}
         return {**values, **tensors}
 
