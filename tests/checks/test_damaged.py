@@ -232,6 +232,19 @@ def test_a_damaged_setup_is_refused_or_checked(seed):
     assert checked(seed)
 
 
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_loss_that_raises_is_a_sentence_when_the_time_is_over_as_well(call):
+    given, falls = setup(), Falls(AttributeError, call)
+
+    def falling(model: nn.Module, ids: Tensor) -> Tensor:
+        falls()
+        return loss(model, ids)
+
+    with pytest.raises(UserError, match="an error of the user's own|budget_s=1e-06 is too short"):
+        normlab.check(**{**given, "loss": falling}, budget_s=1e-6)
+    assert falls.calls <= 2  # nothing more of the user's runs for the sake of the sentence
+
+
 @pytest.mark.wide
 @pytest.mark.filterwarnings("ignore")
 def test_five_hundred_damaged_setups_are_refused_or_checked():

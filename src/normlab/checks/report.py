@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -116,12 +117,19 @@ class Report:
             yield Line("follows", f"    it explains {', '.join(dict.fromkeys(places))}")
 
     def _reasons(self, state: str, names: Collection[str]) -> Iterator[Line]:
-        """Yield why properties were not judged, under what is said of all of them."""
+        """Yield why properties were not judged, each reason once, under what is said of all of them."""
         if names:
             yield Line("untestable", f"– {len(names)} {state}:")
-        width = max(map(len, self.untestable), default=0)
+        names_by_reason = defaultdict[str, list[str]](list)
         for name in names:
-            yield Line("untestable", f"    {name:<{width}}  {self.untestable[name]}")
+            names_by_reason[self.untestable[name]].append(name)
+        width = max(map(len, self.untestable), default=0)
+        for reason, sharing_it in names_by_reason.items():
+            label = ", ".join(sharing_it)
+            if len(label) > width:
+                yield Line("untestable", f"    {label}")
+                label = ""
+            yield Line("untestable", f"    {label:<{width}}  {reason}")
 
     def __str__(self) -> str:
         return "\n".join(line.text for line in self.lines())

@@ -216,8 +216,8 @@ class LaterStep:
                 if number not in overwritten and recorded is not None and apart(values[number], recorded):
                     self.differs_in = call
                     return (
-                        f"{call.name} in {call.line} does not give with the batch of the next step what it "
-                        "gave then, so it computes with something of the batch that was not seen"
+                        f"{call.name} in {call.line} gives another result with the next step's batch than it "
+                        "gave in the script, so it uses a number of the batch that was not followed"
                     )
         return "the loss on the next step's batch differs from the one that the script had there"
 

@@ -46,22 +46,29 @@ def prepare(step: StepUnderTest) -> None:
     Raises UserError if the step cannot be run, or if the budget does not hold these passes.
     """
     deadline = Deadline(step.ends, free=1)
+    why_whole = ""
+
+    def of_tested_part() -> Trace:
+        nonlocal why_whole
+        why_whole = step.why_whole
+        return step.unchanged
+
     try:
         with passes_until(deadline):
-            _require_loss(step, lambda: step.unchanged)
+            _require_loss(step, of_tested_part)
             _ = step.estimates.pass_s
             if step.estimates.reaches_whole_batch:
                 _require_loss(step, lambda: step.on_whole_batch)
     except OutOfTimeError:
-        raise UserError(_too_short(step, deadline)) from None
+        raise UserError(_too_short(step, deadline, why_whole)) from None
 
 
-def _too_short(step: StepUnderTest, deadline: Deadline) -> str:
-    """Say that the budget is too short, and which one would do."""
+def _too_short(step: StepUnderTest, deadline: Deadline, why_whole: str) -> str:
+    """Say that the budget is too short, and which one would do. This runs nothing more of the user's."""
     now = time.monotonic()
     took, pass_s = now - step.started, deadline.pass_s(now)
     enough = math.ceil(took + PASSES_OF_CHECK * pass_s)
-    because = f"; the whole batch is used because, {step.why_whole}" if step.why_whole else ""
+    because = f"; the whole batch is used because, {why_whole}" if why_whole else ""
     return (
         f"budget_s={step.budget_s:g} is too short: one pass takes about {pass_s:.2g} s, and {took:.2g} s "
         f"were over after {count(deadline.begun, 'pass')}, before any property; budget_s={enough} is enough "
