@@ -240,7 +240,7 @@ def test_a_loss_that_raises_is_a_sentence_when_the_time_is_over_as_well(call):
         falls()
         return loss(model, ids)
 
-    with pytest.raises(UserError, match="an error of the user's own|budget_s=1e-06 is too short"):
+    with pytest.raises(UserError, match=r"an error of the user's own|budget_s=1e-06 is too short"):
         normlab.check(**{**given, "loss": falling}, budget_s=1e-6)
     assert falls.calls <= 2  # nothing more of the user's runs for the sake of the sentence
 
