@@ -353,7 +353,7 @@ DAMAGED: dict[str, tuple[list[str], Damage, str]] = {
     "a vocabulary that is none": (
         TRANSLATE,
         content("tokenizer.json", "{"),
-        "{run}/tokenizer.json | no tokenizer | line 1 | bring back",
+        "{run}/tokenizer.json | not a tokenizer | line 1 | bring back",
     ),
     "a run's configuration that was edited": (
         TRANSLATE,

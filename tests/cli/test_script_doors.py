@@ -158,7 +158,7 @@ REFUSED = {
     "a script that never trains": (["check", "untrained.py"], "without a step"),
     "a tried script that never trains": (["trial", "untrained.py"], "without a step"),
     "a watched script that never trains": (["watch", "untrained.py"], "nothing was watched"),
-    "no training script": (["watch", "door_sized.py:setup"], "no training script"),
+    "no training script": (["watch", "door_sized.py:setup"], "not a training script"),
     "nothing": (["watch", "--every-steps", "5"], "normlab watch train.py"),
     "no such file": (["watch", "nowhere.py"], "no file nowhere.py"),
 }
