@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from normlab.errors import UserError
 from normlab.lab.recipes.baselines import without_alias
-from normlab.setups.function import setup_from_file, setup_from_function
+from normlab.setups.function import SOURCES, setup_from_file, setup_from_function
 from normlab.setups.setup import Setup
 from normlab.setups.step import with_step
 from normlab.trace.restore import same_random_state
@@ -103,10 +103,12 @@ def _made_anew(setup: Setup, name: str) -> Setup:
 def _digest_of_code(setup: Setup, source: Any, imported: Mapping[str, Path]) -> str:
     """Return the digest of the user's files that a setup came from, whatever their modules are called.
 
-    Of a setup from a file, these are the modules that it has imported; of one from a function or a Setup,
-    those that define it.
+    These are the ones that define it and, if it came from a file, all that this has imported. What ``--import``
+    names was imported before, so only the former shows it.
     """
-    files = imported if isinstance(source, str) else _defining_files(setup, source)
+    files = _defining_files(setup, source)
+    if isinstance(source, str):
+        files |= _defining_files(setup, SOURCES.get(source.partition(":")[0])) | imported
     digest = hashlib.sha256()
     for content in sorted(file.read_bytes() for file in files.values()):
         digest.update(hashlib.sha256(content).digest())
