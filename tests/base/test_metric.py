@@ -3,7 +3,7 @@ import math
 import pytest
 
 from cases import each
-from normlab.base.metric import NLL, Metric, in_words, metric_named, selection_metric
+from normlab.base.metric import NLL, Metric, amount, in_words, metric_named, ratio, selection_metric
 from normlab.errors import UserError
 
 SCORE = Metric("score", "score", least=0.0, most=100.0)
@@ -34,6 +34,37 @@ def test_values_in_words():
     assert (SCORE.signed(1.26), SCORE.signed(-0.04), SCORE.signed(-1200.0)) == ("+1.3", "0.0", "-1,200.0")
     assert NLL.title == "NLL, nats per token"
     assert in_words((SCORE, NLL), {"nll": 1.5, "score": 3, "tokens": 7}) == "score 3.0, NLL 1.500"
+
+
+@each(
+    ("number", "words"),
+    [
+        (153, "153"),
+        (999.6, "1k"),
+        (104_960, "105k"),
+        (999_600, "1M"),
+        (12_600_000, "12.6M"),
+        (1.04e15, "1.04e+15"),
+    ],
+)
+def test_large_numbers(number, words):
+    assert amount(number) == words
+
+
+@each(
+    ("a", "b", "words"),
+    [
+        (153, 81, "+89%"),
+        (432, 216, "+100%"),
+        (3100, 100, "+3,000%"),
+        (1.031, 1, "+3.1%"),
+        (1, 3, "-67%"),
+        (2, 2, "equal"),
+        (2, 0, "more than none"),
+    ],
+)
+def test_ratios(a, b, words):
+    assert ratio(a, b) == words
 
 
 def test_a_value_stays_on_its_scale():

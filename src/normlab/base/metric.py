@@ -147,6 +147,7 @@ class Cost:
 
 def amount(number: float) -> str:
     """Return a large number in three digits: ``12.6M``, ``1.04e+15``."""
+    number = float(f"{number:.3g}")  # 999,600 is 1M, and not 1,000k
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size <= number < 1000 * size:
             return f"{number / size:.3g}{letter}"
@@ -154,7 +155,10 @@ def amount(number: float) -> str:
 
 
 def ratio(a: float, b: float) -> str:
-    """Return how ``a`` compares with ``b``: ``+3.1%``, ``equal``."""
+    """Return how ``a`` compares with ``b``: ``+3.1%``, ``+120%``, ``equal``."""
     if a == b:
         return "equal"
-    return f"{100 * (a - b) / b:+.2g}%" if b else "more than none"
+    if not b:
+        return "more than none"
+    percent = 100 * (a - b) / b
+    return f"{percent:+,.0f}%" if abs(percent) >= 10 else f"{percent:+.2g}%"

@@ -103,8 +103,8 @@ def _made_anew(setup: Setup, name: str) -> Setup:
 def _digest_of_code(setup: Setup, source: Any, imported: Mapping[str, Path]) -> str:
     """Return the digest of the user's files that a setup came from, whatever their modules are called.
 
-    These are the ones that define it and, if it came from a file, all that this has imported. What ``--import``
-    names was imported before, so only the former shows it.
+    These are the ones that define it and, if it came from a file, all that this has imported. What
+    ``--import`` names was imported before, so only the former shows it.
     """
     files = _defining_files(setup, source)
     if isinstance(source, str):
