@@ -127,7 +127,7 @@ def _troubles(recipe: RecipeResult) -> list[Markup]:
         troubles.append(Markup("{} at {}").format(VERBS.get(outcome, outcome), listing(rates)))
     if recipe.trained < len(recipe.outcomes):
         place = "at the chosen {}" if recipe.trials else "at {}"
-        form = Markup(f"{place} its seeds ended like this: {{}}")
+        form = Markup(f"has these outcomes {place}: {{}}")
         troubles.append(form.format(rate(recipe.lr), recipe.states))
     return troubles
 
