@@ -1,4 +1,4 @@
-"""An error of normlab's own is shown in a report; a test it ends."""
+"""A report shows an error of normlab's own; in these tests, such an error ends the test."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from normlab.errors import is_own
 
 @pytest.fixture(autouse=True)
 def own_errors_end_a_test(monkeypatch):
-    """Raise what a line of normlab raised while it tested a property."""
+    """Raise again what a line of normlab raised while it tested a property."""
 
     def raised(error: BaseException) -> bool:
         if is_own(error):

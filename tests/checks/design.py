@@ -25,7 +25,7 @@ BASE = Config(
 )
 TASKS = ("translation", "language_model", "bert_pretraining")
 Row = Mapping[str, Any]
-"""A choice by axis: a name of the recipe's, or a value of another field."""
+"""A choice for each axis: a name of the recipe's, or a value of another field."""
 CHOICES: Row = {
     **{axis.name: tuple(axis.names) for axis in AXES},
     "task": TASKS,
@@ -37,7 +37,7 @@ FIELDS = {axis.name: axis.field for axis in AXES}
 
 
 def unread(config: Any, **fields: Any) -> Any:
-    """``replace`` for values that are right: to read them would take most of the time of a design."""
+    """``replace`` without validation, for valid values: validating them would take most of the time."""
     other = copy.copy(config)
     vars(other).update(fields)
     return other
@@ -66,7 +66,7 @@ def defined(row: Row) -> bool:
 
 
 def design() -> Iterator[Row]:
-    """Yield rows until every pair of choices, and every placement, has occurred; greedily, so few rows do.
+    """Yield rows, greedily and so few, until every pair of choices, and every placement, has occurred.
 
     A placement is not paired with everything, but each occurs in several rows, the rarest first.
     """

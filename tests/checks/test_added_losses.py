@@ -1,4 +1,4 @@
-"""The losses that a step adds up are checked one by one, and those that are not are named."""
+"""The losses that a step adds up are checked one by one, and any that is not checked is named."""
 
 from __future__ import annotations
 

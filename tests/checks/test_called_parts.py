@@ -43,7 +43,7 @@ class InTurn(Training):
 
 
 class ReadsMatrix(InTurn):
-    """Multiplies with the matrix of the head itself."""
+    """Multiplies by the matrix of the head itself."""
 
     def training_step(self, ids: Tensor) -> Tensor:
         x = self.model.embed(ids[:, :-1])
@@ -191,7 +191,7 @@ def test_a_part_in_evaluation_mode_is_seen():
 
 
 class CastsItself(Training):
-    """Runs under autocast inside of its own methods, as a strategy or a wrapped forward does."""
+    """Runs under autocast inside its own methods, as a strategy or a wrapped forward does."""
 
     def training_step(self, ids: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

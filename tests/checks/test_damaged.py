@@ -1,4 +1,4 @@
-"""Damaged setups and declarations: each is refused in a sentence or checked; no traceback of ours."""
+"""A damaged setup or declaration is refused in a sentence or checked; none ends in an error of ours."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LM(nn.Module):
 
 
 class Falls:
-    """Raises an error of somebody's at its n-th call; a copy counts on with it."""
+    """Raises an error of the user's from its n-th call on; copies share its count."""
 
     def __init__(self, error: type[Exception], at: int) -> None:
         self.error, self.at, self.calls = error, at, 0

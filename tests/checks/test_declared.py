@@ -1,4 +1,4 @@
-"""What is meant may be declared, and what is declared is looked at."""
+"""What is meant may be declared, and what is declared is tested."""
 
 from __future__ import annotations
 

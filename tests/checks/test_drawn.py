@@ -1,4 +1,4 @@
-"""What a step draws on purpose: codes of an autoencoder, and which blocks a training step uses."""
+"""What a step draws on purpose, a code or the blocks that it uses; and words that are read as a set."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_draw_in_evaluation_is_meant_if_the_loss_scores_its_distribution():
 
 
 class Nested(Decoder):
-    """A decoder that trains its first blocks alone, as many as it draws."""
+    """A decoder that trains only its first blocks, as many as it draws."""
 
     def __init__(self, most: int):
         super().__init__(0.0)

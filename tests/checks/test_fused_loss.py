@@ -1,4 +1,4 @@
-"""A loss that multiplies with the head and scores at once is asked the same as one of its logits."""
+"""A loss that multiplies by the head and scores in one function is tested as a loss of logits is."""
 
 from __future__ import annotations
 

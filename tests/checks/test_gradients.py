@@ -29,7 +29,7 @@ class Wrong(torch.autograd.Function):
 
 
 class Attach(torch.autograd.Function):
-    """Gives a number a gradient of 1 on the way of something else."""
+    """The identity, which also gives a number a gradient of 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, number: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Attach(torch.autograd.Function):
 
 
 class Sums(torch.autograd.Function):
-    """The input, and its sum over features, which may be left."""
+    """The input, and its sum over features, which may be left unused."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -626,7 +626,7 @@ def test_what_is_declared_frozen_together_with_what_trains_needs_a_gradient(patt
 
 
 def test_signs_that_add_up_to_nothing_over_the_rows_are_no_cut():
-    """Of an absolute error, a bias of the output gets as many ones as minus ones."""
+    """From an absolute error, a bias of the output gets as many ones as minus ones."""
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         ids, above = batch

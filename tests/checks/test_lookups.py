@@ -1,4 +1,4 @@
-"""Ids that are looked up through a function of each of them are the tokens of the batch."""
+"""Ids that go through a function, one by one, before they are looked up are still the batch's tokens."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_mixes_or_moves_ids_is_none(read: Read):
 
 
 class CountsBack(Decoder):
-    """Has positions that it counts itself from the ids: those of other tokens depend on each of them."""
+    """Counts positions from the ids, so that an id moves the positions of the tokens after it."""
 
     def __init__(self):
         super().__init__(0.0)

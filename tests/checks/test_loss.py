@@ -105,7 +105,7 @@ def test_padding_that_is_counted_fails():
 
 
 def filled_up_with_ends(*, counted_ends: int, has_mask: bool, shifted: bool) -> Any:
-    """Rows that are filled up with their own end, of which the labels count so many in each row."""
+    """Test rows that are filled up with their end, which the labels count ``counted_ends`` times in each."""
     ids, real = padded()
     ids = ids.masked_fill(~real, 22)
     places = torch.arange(LENGTH) - real.sum(1, keepdim=True) + 1
@@ -234,7 +234,7 @@ def test_heads_that_look_further_ahead_are_part_of_the_loss():
 
 
 class Further(Decoder):
-    """Has heads for further tokens, on the same features or with the tokens that come before in sequence."""
+    """Has heads for further tokens: on the same features, or in a chain where each reads the token before."""
 
     def __init__(self, heads: int, *, in_sequence: bool, frozen: bool = False):
         super().__init__(0.0)
@@ -344,7 +344,7 @@ def test_heads_on_a_frozen_model_may_leave_the_next_token_to_it(distances: tuple
 
 
 class Uneven(Decoder):
-    """Adds to its loss a term that may be the same for all weights."""
+    """Keeps a term for its loss that may be the same for all weights."""
 
     def __init__(self, axis: int):
         super().__init__(0.0)

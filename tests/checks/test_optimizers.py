@@ -329,7 +329,7 @@ def test_a_resumed_optimizer_keeps_its_rule():
 
 
 class Uphill(Optimizer):
-    """Adds the gradient."""
+    """Adds the gradient, or subtracts it where ``sign`` is negative."""
 
     def __init__(self, params: Any, sign: float):
         super().__init__(params, {"lr": 1e-3})
@@ -383,7 +383,7 @@ def test_an_eps_above_the_gradient_is_named():
 
 
 class Waiting(SGD):
-    """Moves nothing in its first steps, as an optimizer that waits for its second moment."""
+    """Moves nothing, as an optimizer does while it waits for its second moment."""
 
     def step(self, closure: Any = None) -> None:
         return None

@@ -41,7 +41,7 @@ class Dropped(nn.Module):
 
 
 class Changed(Block):
-    """A block that does something else, by mode."""
+    """A block whose input a function changes first, which may read the block's mode."""
 
     def __init__(self, change: Any):
         super().__init__()

@@ -389,7 +389,7 @@ class LooksBack(Decoder):
 
 
 def labelled(length: int, tail: int, *, hidden: bool = True) -> dict[str, Tensor]:
-    """One row is shorter than the others, and filled up with a token that nothing but labels tells apart."""
+    """Return rows of which one is shorter, and filled up with a token that only the labels tell apart."""
     batch = {"ids": torch.randint(1, VOCAB, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))}
     batch["ids"][2, length:] = tail
     batch["labels"] = batch["ids"].clone()

@@ -16,7 +16,7 @@ IMAGE = 2
 
 
 class Seeing(Decoder):
-    """Puts projected patches in the places of images, which ``way`` fills."""
+    """Puts projected patches in the places of images, in the way that ``way`` says."""
 
     def __init__(self, way: str):
         super().__init__()

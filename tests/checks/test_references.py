@@ -324,7 +324,7 @@ def test_a_plain_step_compares_nothing():
 
 def test_a_parameter_that_is_shared_is_one_of_each_module_that_holds_it():
     model = Decoder()
-    model.embed.bias = model.blocks[0].up.bias  # its first name, and not that of the layer
+    model.embed.bias = model.blocks[0].up.bias  # the name that it has first, not that of its layer
     report = report_of("reference", "derivative", model=model, loss=loss_of)
     assert (report.holds, report.inapplicable) == (("derivative",), ("reference",))
 

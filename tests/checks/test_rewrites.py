@@ -78,7 +78,7 @@ WRITERS: dict[str, tuple[Callable[[], Decoder], str, int]] = {
     "decay in training": (Shrinking, "", 24),
     "a map of its own": (standardized, "blocks.1.up", 1),
 }
-"""By name: a model, the module that writes, and the number of parameters to which it does."""
+"""By name: a model, the module that writes, and the number of parameters to which it writes."""
 
 
 def drawn(make: Callable[[], Decoder]) -> Decoder:

@@ -86,7 +86,7 @@ class TurnedByComplex(Turned):
 
 
 class TurnedWithCounts(TurnedByComplex):
-    """With a norm in float32 among weights of low precision, and a float64 and a whole number beside them."""
+    """The same, with a float64 and a whole number in buffers beside the table."""
 
     def __init__(self):
         super().__init__()

@@ -18,7 +18,7 @@ from .tiny import DIM, LENGTH, VOCAB, Block, Decoder, loss_of, report_of, tokens
 
 
 class Window(Block):
-    """Sees itself, the token before, and the first one, on which attention rests; perhaps one far back."""
+    """A token sees itself, some at set distances before it, and the first one, on which attention rests."""
 
     def __init__(self, *distances: int):
         super().__init__()
@@ -60,7 +60,7 @@ MADE_FOR_FLOAT32 = "the kernel of this layer is made for float32"
 
 
 class Narrow(Decoder):
-    """Runs in the precision of its own buffer alone, and refuses any other."""
+    """Refuses to run in float64."""
 
     def forward(self, ids: Tensor) -> Tensor:
         if self.embed.weight.dtype == torch.float64:
@@ -144,7 +144,7 @@ def numbers_in(report: Any, name: str) -> list[float]:
 
 
 class Blind(Decoder):
-    """Sees each token alone."""
+    """Lets each token see itself alone."""
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.norm(self.embed(ids)))

@@ -82,7 +82,7 @@ def test_what_does_not_apply_is_said_so_without_a_budget_for_it():
     step.budget_s = 0.0
     why = examine(step, properties()).untestable
     asked = ("overfit", "derivative", "dropout_repeats", "step", "compiled_equals_plain")
-    # whether a backward pass runs anything again takes such a pass
+    # only a backward pass shows whether it runs anything again
     assert {name for name in asked if "budget" in why[name]} == {"overfit", "derivative", "dropout_repeats"}
 
 

@@ -8,7 +8,7 @@ from normlab.trace.facts.stacks import Block, siblings
 
 
 class Part(nn.Module):
-    """A block whose part ``f`` holds an output matrix, and a norm where it is of another kind."""
+    """A block whose part ``f`` holds an output matrix and, in one of two kinds of block, a norm."""
 
     def __init__(self, *, normed: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Declarations in files, as mappings and by recipes, of other people's models."""
+"""Declarations of other people's models: in files, as mappings, and by recipes."""
 
 from __future__ import annotations
 

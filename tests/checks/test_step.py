@@ -62,7 +62,7 @@ def faulty(before: str = "", between: str = "", after: str = "", divisor: float 
 
 
 class KeepsWhatItSaw:
-    """A sound step of one backward pass, whose object uses names of a recorded step for what is its own."""
+    """A sound step of one backward pass, an object whose attributes are named as those of a recorded step."""
 
     def __init__(self) -> None:
         self.loss, self.batch, self.shorter = 0.0, None, True
@@ -98,7 +98,7 @@ def test_a_step_that_is_an_empty_list_is_run():
 
 
 def by_hand(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
-    """Clipped by hand, and before that by value."""
+    """Clip gradients by value, and then by their norm, by hand."""
     model.train()
     optimizer.zero_grad()
     loss_of(model, ids).backward()
@@ -110,7 +110,7 @@ def by_hand(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any)
 
 
 def scaled(model: nn.Module, ids: Tensor, optimizer: Optimizer, scheduler: Any) -> None:
-    """Scaled for a half precision, unscaled, then clipped."""
+    """Scale the loss as for half precision, then unscale the gradients and clip them."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     model.train()
     optimizer.zero_grad()
@@ -222,7 +222,7 @@ def test_weights_that_move_between_passes_cannot_be_compared():
 
 
 class Averaged(Decoder):
-    """Has a slow copy of its head, which agrees with the head a little."""
+    """Has a slow copy of its head, which follows the head a little."""
 
     def __init__(self):
         super().__init__(0.0)

@@ -1,4 +1,4 @@
-"""The stream, attention's scale, norms, and maps that bend."""
+"""The residual stream, attention's scale, norms, and what is nonlinear between maps."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Reentrant(Decoder):
 
 
 class Mixed(Block):
-    """A block of several streams that are mixed, of which it reads the sum; or the features are mixed."""
+    """A block that reads the sum of several streams, and mixes the streams, or else their features."""
 
     def __init__(self, equation: str, size: int):
         super().__init__()
@@ -564,7 +564,7 @@ def test_one_layer_with_another_scale_fails():
 
 
 class Gained(nn.Module):
-    """What norms by mistake divide by."""
+    """An RMSNorm whose power or axis may be wrong."""
 
     def __init__(self, power: float = 0.5, axis: int = -1):
         super().__init__()
@@ -582,7 +582,7 @@ def test_what_does_not_norm_fails(norm: Callable[[], nn.Module]):
 
 
 class Contrasted(nn.Module):
-    """Features by their size over all tokens, relative to that of the others (GRN)."""
+    """Scales each feature by its size over all tokens, relative to the mean size (GRN)."""
 
     def __init__(self):
         super().__init__()

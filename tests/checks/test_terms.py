@@ -21,7 +21,7 @@ Weigh = Callable[[Tensor], Tensor]
 
 
 def best(shares: Tensor, number: int) -> Tensor:
-    """Return the shares of the best so many experts, and 0 for the others."""
+    """Return the shares of the ``number`` best experts, and 0 for the others."""
     kept = shares.topk(number).indices
     return shares * torch.zeros_like(shares).scatter(-1, kept, 1.0)
 

@@ -19,7 +19,7 @@ from .tiny import DIM, LENGTH, ROWS, VOCAB, Decoder, first, report_of, tokens
 
 
 class Deaf(Decoder):
-    """Reads the ids alone of what it is given."""
+    """Reads nothing but the ids of what it is given."""
 
     def forward(self, ids: Tensor, high: Tensor, low: Tensor) -> Tensor:
         return super().forward(ids)
@@ -386,7 +386,7 @@ class Turning(Attending):
 
 
 class MixedWithTheTokenBefore(Decoder):
-    """What tells the first token from the others, and hides from the outputs that attention sees no order."""
+    """Its mixing tells the first token from the others, and so hides that attention may see no order."""
 
     def __init__(self, rotates: str):
         super().__init__(0.0)
@@ -503,7 +503,7 @@ def test_what_belongs_to_two_tokens_is_exchanged_with_them(*, counts: bool, fail
 
 
 class SeesWhatCounts(Decoder):
-    """What is not counted sees itself alone, as padding at the end of a packed row does."""
+    """Tokens that are not counted see themselves alone, as padding at the end of a packed row does."""
 
     def forward(self, ids: Tensor) -> Tensor:
         y, alone = super().forward(ids), self.head(self.norm(self.embed(ids)))

@@ -29,7 +29,7 @@ def checked(model: nn.Module, loss: Any = loss_of) -> Any:
 
 
 def by_method(model: nn.Module) -> None:
-    """As trainers do that take further arguments."""
+    """Wrap the forward by a method, as trainers do that take further arguments."""
     earlier = model.forward
 
     def forward(self: nn.Module, *args: Any, fused: bool = False, **kwargs: Any) -> Tensor:
@@ -43,7 +43,7 @@ def by_compile(model: nn.Module) -> None:
 
 
 class Caller:
-    """Wraps a function, and names its type of numbers."""
+    """Wraps a function, and casts what it returns to a type of its own."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.wrapped, self.dtype = forward, torch.float32

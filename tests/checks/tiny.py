@@ -65,7 +65,7 @@ def groups(model: nn.Module, rate: float = 1e-3) -> torch.optim.AdamW:
 
 
 def report_of(*names: str, **setup: Any) -> Report:
-    """Test properties by these names on a tiny training step, which may have other parts."""
+    """Test the properties of these names on a tiny training step, parts of which may be replaced."""
     torch.manual_seed(0)
     whole_setup = Setup(**{"model": Decoder(), "batches": tokens(), "loss": loss_of, **setup})
     with restored(whole_setup), same_globals(), same_random_state(0):

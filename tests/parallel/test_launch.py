@@ -24,7 +24,7 @@ rank = dist.get_rank()
 print("rank", rank, "has begun", os.getpid(), flush=True)
 open(f"{os.path.dirname(__file__)}/{rank}.pid", "w").write(str(os.getpid()))
 """
-"""What leaves the number of its process beside the script."""
+"""How each script begins: every rank leaves the number of its process beside the script."""
 
 
 def write(folder: Path, code: str) -> str:

@@ -119,8 +119,8 @@ def deep_recursion() -> Iterator[None]:
 
 
 DEPTH = 400
-"""Each module takes three frames to be called in: more than Python allows, unless it is told to. Deeper ones
-cost time, because torch walks through modules in a time that grows with the square of their depth."""
+"""A call of each module takes three frames, which together are more than Python allows by default. A greater
+depth costs time: torch walks through modules in a time that grows with the square of their depth."""
 
 
 @pytest.mark.slow

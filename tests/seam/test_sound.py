@@ -491,7 +491,7 @@ def inputs_that_are_viewed_and_targets_in_a_dict() -> normlab.Setup:
 
 
 CAST = {"slopes_in_float32_beside_bfloat16"}
-"""What an update of a thousandth does to weights in bfloat16 is another matter."""
+"""What an update of a thousandth does to weights in bfloat16 is another matter: there, `update` may fail."""
 
 
 QUICK = ("a_scale_that_is_declared", "halves_of_a_batch_that_are_viewed", "a_loss_row_by_row")

@@ -1,4 +1,4 @@
-"""A script goes on for the batches of later steps, and none of its weights and rates change."""
+"""A script goes on for the batches of later steps, and neither its weights nor its rates change."""
 
 from __future__ import annotations
 

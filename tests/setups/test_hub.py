@@ -1,4 +1,4 @@
-"""Models by name: what the local cache of the Hub knows, and what is said where nothing does."""
+"""Models by name: what the local cache of the Hub knows, and what is said of a name that it does not know."""
 
 import json
 import socket

@@ -21,7 +21,7 @@ def setup_of(name, *arguments, **how):
 
 
 def with_count(ids, rows):
-    """The ids with padding at the end of so many rows."""
+    """The ids, with padding at the end of the first ``rows`` rows."""
     ids = ids.clamp(min=1)
     ids[:rows, -3:] = 0
     return ids

@@ -1,4 +1,4 @@
-"""A way to get a setup from outside the package: one function for a word, wherever a file may be named."""
+"""A source of setups from outside the package: a function, whose word may stand wherever a file may."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_recording_shows_what_the_script_does(script):
         setup = named.setup
         assert list(setup.cannot) == list(script.cannot)
         shapes = {name: tuple(tensor.shape) for name, tensor in setup.batches.items()}
-        assert shapes == shapes | dict(script.batch)
+        assert shapes == shapes | dict(script.batch)  # and there may be more
         assert int(named.facts["recorded"].split()[0]) == script.micro_batches
         assert names_of(setup.optimizer) == list(script.optimizers)
         schedulers = getattr(setup.scheduler, "schedulers", setup.scheduler)

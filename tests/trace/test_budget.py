@@ -72,7 +72,7 @@ def test_a_large_model_is_in_memory_once_more_in_float64_and_once_as_it_was(
     with restored(setup):
         step = StepUnderTest(setup)
         prepare(step)
-        # what it was is in a storage of no tensor: ``restored`` holds one copy of the bits
+        # the model as it was lies in a storage of no tensor: ``restored`` holds one copy of its bits
         assert bytes_in_weights() <= 3 * model
 
 

@@ -22,7 +22,7 @@ VOCAB, WIDTH = 23, 8
 
 
 class Residual(nn.Linear):
-    """A block that adds a map of its input to it, with a gain; without one it would be a map alone."""
+    """A block that adds a map of its input to the input; without the gain it would be no more than a map."""
 
     def __init__(self, wide, narrow):
         super().__init__(wide, narrow)
@@ -156,7 +156,7 @@ def test_a_cross_entropy_in_parts_has_the_logits_of_all(columns):
 
 
 class Flattened(Reader):
-    """Scores flat logits, in calls of so many positions, in one of two orders."""
+    """Scores flat logits in one of two orders, ``size`` positions in each call."""
 
     def __init__(self, *, by_columns=False, size=1000):
         super().__init__()

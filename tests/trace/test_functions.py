@@ -1,4 +1,4 @@
-"""Modes that see the functions of torch: inside of multi-head attention, and gone after a pass."""
+"""Modes that see torch's functions see them inside multi-head attention, and are gone after a pass."""
 
 from __future__ import annotations
 

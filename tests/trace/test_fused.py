@@ -95,7 +95,7 @@ def of_torch(features: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
 
 
 def in_chunks(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the mean loss over chunks of positions, each scored by this function of a sum."""
+    """Return a score that adds up this function's sums over chunks, and divides by the counted targets."""
 
     def score(features: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
         parts = zip(features.split(7), targets.split(7), strict=True)

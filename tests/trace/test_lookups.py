@@ -1,4 +1,4 @@
-"""A lookup out of range raises before a kernel reads it, and every other one gives what it gives."""
+"""A lookup out of range raises before a kernel reads it, and every other one gives what it always gives."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_lookup_in_range_gives_what_it_gives(name):
 
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
 def test_a_lookup_out_of_range_raises_before_its_kernel(name):
-    # these words are of no kernel of torch
+    # no kernel of torch uses this word
     with LookupsInRange(), pytest.raises(IndexError, match="entries"):
         OUT_OF_RANGE[name]()
 

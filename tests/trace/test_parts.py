@@ -1,4 +1,4 @@
-"""A part of a large batch is one that the model takes, and where it takes none, the reason is told."""
+"""A large batch is tested by a part that the model takes; where it takes none, the reason is told."""
 
 from __future__ import annotations
 

@@ -393,7 +393,7 @@ def test_what_is_too_large_to_copy_is_read_but_not_written_to(
     assert not data.tokens.any()
     assert not data.table.any()
     assert data.steps == 0
-    data.table[0] = 1
+    data.table[0] = 1  # raises if the array can still not be written to
 
 
 class Storing(Tiny):

@@ -11,7 +11,7 @@ from normlab.trace.functions import Readings
 
 
 class Every(nn.Module):
-    """Reads parameters in many ways: looked up, tied, cast, split, weight-normed, and in place."""
+    """Reads parameters in many ways: looked up, tied, cast, split, scaled, and in place."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Nothing of the user's changes by a check, a diagnosis or a reading, whatever the model does and raises."""
+"""A check, a diagnosis or a reading changes nothing of the user's, whatever the model does and raises."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def stepped(name: str, *, watched: Any) -> tuple[list[float], Any]:
 def test_a_training_that_is_watched_is_the_same(
     name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its page is drawn once, where random numbers are used: a page knows records, and nothing of a model."""
+    """Only the case that uses random numbers draws a page: a page knows records, and nothing of a model."""
     if name != "noise_of_every_kind":
         monkeypatch.setattr("normlab.report.watch.write_probes_page", lambda *args: None)
     assert stepped(name, watched=tmp_path) == stepped(name, watched=None)

@@ -1,3 +1,5 @@
+"""The update of a traced step is the one that training makes; model and optimizer stay as they were."""
+
 from __future__ import annotations
 
 from copy import deepcopy

@@ -1,3 +1,5 @@
+"""What a traced step and ``record`` see of a model: tensors and gradients, at its own weights or others."""
+
 from __future__ import annotations
 
 import operator

@@ -36,7 +36,7 @@ def step(number, *, loss=1.0, outputs=None, inputs=None, grads=None, weights=Non
 
 
 def recorded(number, *, seen=(), gradients=None, updates, lr=0.1, loss=1.0):
-    """A step with these norms by parameter; every gradient is 1 but where one is given."""
+    """A step with these norms of updates by parameter; those of gradients are 1 unless they are given."""
     gradients = gradients or dict.fromkeys(updates, 1.0)
     norms = (torch.tensor([norm[name] for name in updates]) for norm in (gradients, updates))
     return StepRecord(number, lr, torch.tensor(loss), tuple(updates), *norms, tuple(seen))

@@ -23,7 +23,7 @@ X = torch.randn(8, 5, 16, generator=torch.Generator().manual_seed(1))
 
 
 class Body:
-    """A Transformer encoder, called through ``forward`` or by its part."""
+    """A Transformer encoder, called through ``forward`` or directly, as a part."""
 
     def __init__(self, *, through_forward=True):
         super().__init__()

@@ -302,7 +302,7 @@ def wrapped(model, how):
 @pytest.mark.parametrize("how", ["plain", "closure", "owner"])
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_first_step_is_judged_by_a_copy_that_runs_its_own_weights(tmp_path, how, cut):
-    """Nothing is said where the copy would run the model in training: its own weights have no gradients."""
+    """Nothing is said where the copy would run the model itself: its own weights would get no gradients."""
     torch.manual_seed(0)
     model = Small()
     if cut:

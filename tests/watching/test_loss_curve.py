@@ -34,7 +34,7 @@ def test_at_most_three_in_a_hundred_noisy_sound_trainings_are_reported(first, la
 @pytest.mark.parametrize(
     "losses",
     [
-        [3.3, *[19.9 - 0.1 * i for i in range(166)], *[3.22] * 20],  # back at its start, and no lower
+        [3.3, *[19.9 - 0.1 * i for i in range(166)], *[3.22] * 20],  # back near its start
         [
             1.81,
             4.6,

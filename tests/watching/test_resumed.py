@@ -48,7 +48,7 @@ def test_torchtitan_goes_on_from_the_step_that_its_checkpoint_has(tmp_path):
 
 
 class Pair(Small):
-    """A model that puts out logits and its loss, as nanoGPT's."""
+    """A model that puts out logits and its loss, as nanoGPT's does."""
 
     def forward(self, ids):
         logits = super().forward(ids)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:normlab")  # these models have n
 
 
 def train(steps=4, *, micro_batches=1, divided=True, scaled=False, closure=False, parts=1):
-    """Train a small model, or several that no module holds; return it and the losses of its steps."""
+    """Train a layer, or several that no module holds; return the layers and the losses of the steps."""
     torch.manual_seed(0)
     layers = [nn.Linear(4, 4) for _ in range(parts)]
     optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)

@@ -1,4 +1,4 @@
-"""What both callbacks share: refusals, whose turn it is, and files of ranks."""
+"""What both callbacks share: refusals, which steps are watched, and files of ranks."""
 
 from __future__ import annotations
 

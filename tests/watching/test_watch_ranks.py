@@ -1,4 +1,4 @@
-"""A plain loop under watch on two gloo ranks, data parallel and fully sharded: the numbers of one process."""
+"""A plain loop under watch on two gloo ranks, replicated or sharded, gives the numbers of one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 3
 
 
 def sharded(model: Small) -> nn.Module:
-    """Every layer, then what is left."""
+    """Shard every layer, then what is left."""
     for block in model.layers:
         fully_shard(block)
     return fully_shard(model)

@@ -91,8 +91,8 @@ def loaded(*tensors: Tensor, rows: int = 4) -> DataLoader:
 
 
 def side_by_side(batch: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors of chosen answers with those of rejected ones, the first half of a batch and the second, in
-    the rows below.
+    """Each tensor of the chosen answers, the first half of a batch, with the one of the rejected answers, the
+    second half, in the rows below it.
     """
     half = len(batch) // 2
     return [torch.cat(pair) for pair in zip(batch[:half], batch[half:], strict=True)]

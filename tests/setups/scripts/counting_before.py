@@ -20,7 +20,7 @@ asked = parser.parse_args()
 
 
 def padded(seed, length):
-    """Three rows of a length and two tokens less, padded."""
+    """Three rows of two tokens less than a length, padded to it or to the largest."""
     ids = text(3, length if asked.dynamic else max(WIDTHS), seed)
     ids[:, length - 2 :] = PAD
     return ids
