@@ -228,7 +228,7 @@ _TAKEN_OUT: dict[str, Any] = {axis: _REGISTRIES[axis].pop(name) for axis, name i
 
 @contextmanager
 def enrolled() -> Iterator[None]:
-    """The variants of this file are registered, as they are where nobody takes them out."""
+    """Within this block the variants of this file are registered, as a user's would be."""
     absent = {axis: name for axis, name in NAMES.items() if name not in _REGISTRIES[axis]}
     for axis, name in absent.items():
         _REGISTRIES[axis][name] = _TAKEN_OUT[axis]

@@ -39,7 +39,7 @@ def sharded(model: TokenModel) -> TokenModel:
 
 
 def difference(config) -> str:
-    """What a sharded model does otherwise, or nothing. Each rank has every row: gradients are averaged."""
+    """What a sharded model does differently, or "". Each rank has every row: gradients are averaged."""
     single, model = perturbed(config), sharded(perturbed(config))
     ids = inputs(single)
     loss, expected = backward(single, *ids), grads(single)
@@ -61,8 +61,8 @@ def whole(tensor: Tensor) -> Tensor:
 def work(rank: int, folder: str, path: list[str]) -> None:
     """Write what differs in each variant on one rank, with all of them in one process group.
 
-    The process ends without Python's own end: threads of gloo may still hold tensors of Python then, and
-    freeing these ends in a crash now and then (github.com/pytorch/pytorch/pull/179291).
+    The process skips Python's own shutdown: threads of gloo may still hold tensors of Python then, and
+    freeing these crashes now and then (github.com/pytorch/pytorch/pull/179291).
     """
     faulthandler.enable()
     sys.path[:] = path

@@ -34,7 +34,7 @@ inductor = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.wide
 @each("config", PARTS, ids=label)
 def test_probes_on_every_module_change_no_bit(config):
-    """Of loss and gradients, and once they are off no hook is left."""
+    """Neither of the loss nor of a gradient; and once they are off no hook is left."""
     model = started(config)
     plain = seeded(model)
     seen: dict[str, list[Tensor]] = {}

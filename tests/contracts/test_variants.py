@@ -58,7 +58,7 @@ def test_forward_and_backward_are_finite_and_repeatable(config):
 @pytest.mark.slow
 @each("config", dict.fromkeys(SINGLE + OUTSIDE + FOREIGN), ids=label)
 def test_bf16_is_near_fp32(config):
-    """Over fp32 weights and with bf16 ones; without ReLU, of which rounding turns a unit on or off."""
+    """Over fp32 weights and with bf16 ones; without ReLU, whose units rounding turns on or off."""
     smooth = "gelu" if config.activation == "relu" else config.activation
     model = started(replace(config, activation=smooth)).eval()
     plain, expected = backward(model), grads(model)

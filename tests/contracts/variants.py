@@ -98,8 +98,8 @@ COMBINED = [
         cycle(_NEXT.items()), cycle(_ROWS), range(max(len(_NEXT), len(_ROWS))), strict=False
     )
 ]
-"""Every two parts in one model; each placement in the encoder of one and in a decoder, its own where it may
-not be mixed with another one.
+"""Every two parts meet in one model. Each placement is the encoder's in one and the decoder's in another; one
+that may not be mixed is both in one model.
 """
 # LayerNorm takes away the mean, and with it all that a scalar bias before it could learn: RMSNorm here.
 SINGLE = [
@@ -130,7 +130,7 @@ FOREIGN = [
 PARTS = COMBINED + OUTSIDE + FOREIGN + ALONE[:2]
 """Every part at least once, for what no combination of stacks can change."""
 VARIANTS = SEQ2SEQ + ALONE + FOREIGN
-"""The same in every combination: a placement in one half of a model with another one, or without a half."""
+"""For what must hold in every combination: another placement in the other half, or no other half."""
 
 
 def kind_of(config: ModelConfig) -> type[TokenModel]:
@@ -163,8 +163,8 @@ def build(config: ModelConfig, seed: int = 1) -> Any:
 
 
 def perturbed(config: ModelConfig, *, dtype: torch.dtype = torch.float64, seed: int = 5) -> Any:
-    """A model in evaluation mode whose gains, biases and alphas are all away from 0 and 1, and whose training
-    goes on.
+    """A model in evaluation mode whose gains, biases and alphas are all away from 0 and 1, and whose counts
+    of steps, where it keeps any, are those of mid-training.
     """
     model = build(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(seed)

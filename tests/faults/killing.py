@@ -1,7 +1,7 @@
 """A process that kills itself at its n-th operation on a folder, and one that only writes down what it does.
 
 An operation changes names or content on the disk: a file opened for writing, a rename, a removal, a new
-folder, an fsync, a file of tensors, appended rows. Killed is SIGKILL: nothing is tidied up.
+folder, an fsync, a file of tensors, appended rows. It kills itself with SIGKILL: nothing is tidied up.
 """
 
 from __future__ import annotations

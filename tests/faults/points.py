@@ -16,7 +16,7 @@ KINDS: Final = {
     "anywhere": ("",),
     "time": (),
 }
-"""Kind of a kill to what the operation is on at which it happens."""
+"""By kind of kill, what the operation at which it happens is on."""
 COUNTS: Final = {"checkpoint": 50, "rows": 20, "anywhere": 10, "time": 20}
 
 
@@ -26,14 +26,14 @@ class Kill:
 
     kind: str
     place: float
-    """Of the operations of its kind, or of the time that a run takes: from 0, the first, to 1."""
+    """Where it falls among the operations of its kind, or in the time that a run takes: from 0 to 1."""
     torn: float
     """Share of the bytes that a write comes to; negative: it does not begin."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A run, the kill, and further ones of the run that goes on."""
+    """A run, its kill, and further kills after it has gone on."""
 
     case: Case
     kills: tuple[Kill, ...]

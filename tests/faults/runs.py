@@ -1,4 +1,4 @@
-"""Runs of half a second that are killed and gone on with, and what must not depend on that."""
+"""Runs of half a second that are killed and then continued, and what must not depend on that."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Case:
     grad_accum_steps: int
     precision: str
     changes: tuple[tuple[str, object], ...] = ()
-    """Field of the configuration, as ``train.steps``, and its value."""
+    """A field of the configuration, such as ``train.steps``, and its value."""
     leaves: str = "scores.json"
     """A file that such a run has."""
 
@@ -107,7 +107,7 @@ def write_text(folder: Path) -> DataConfig:
 
 
 def _short(pairs: Pairs) -> tuple[tuple[str, ...], ...]:
-    """Translating them takes no time."""
+    """The three pairs with the shortest targets: translating them takes no time."""
     both = sorted(zip(pairs.source, pairs.target, strict=True), key=lambda pair: len(pair[1]))
     return tuple(zip(*both[:3], strict=True))
 

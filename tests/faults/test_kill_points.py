@@ -44,11 +44,11 @@ class Reference:
     config: Config
     run: RunFolder
     operations: tuple[str, ...]
-    """What it does on the disk: ``<what> <path in the run's folder>``."""
+    """What it does on the disk: ``<what> <path below its root>``."""
     seconds: float
 
     def of_kind(self, kind: str) -> list[int]:
-        """The operations on what a kind of kill is about."""
+        """The numbers of the operations at which a kind of kill may happen."""
         return [i for i, o in enumerate(self.operations) if o.split("/", 1)[-1].startswith(KINDS[kind])]
 
 
@@ -68,7 +68,7 @@ def undisturbed(server: Server, config: Config, root: Path) -> Reference:
 
 
 def killed(server: Server, reference: Reference, root: Path, kill: Kill) -> bool:
-    """Train, and kill the training there; whether it was still alive."""
+    """Train, and kill the training there; return whether it was still alive."""
     words = {"config": to_json(reference.config), "root": str(root)}
     if kill.kind == "time":
         return server.do("train", **words, seconds=kill.place * reference.seconds) == KILLED

@@ -32,7 +32,7 @@ def copy(whole, tmp_path):
 
 
 def edited_row(name: str, field: str):
-    """The last digit of one number of the second row."""
+    """Change the last digits of one number of the second row."""
 
     def edit(run: Path) -> None:
         lines = (run / name).read_text().splitlines()

@@ -67,7 +67,7 @@ def test_every_scheme_plain_or_gated_with_shared_keys(placement):
 
 @every_placement
 def test_every_shape(placement):
-    """The gain knows both depths, the scheme neither. ``test_a_hundred_layers`` has the deep ones."""
+    """The gain knows both depths, Xavier neither. ``test_a_hundred_layers`` has the deep ones."""
     for layers in ((18, 6), (6, 0), (0, 12)):
         config = sized(placement, *layers)
         check_matrices(started(model_of(config)), config, "xavier")

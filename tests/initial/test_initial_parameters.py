@@ -113,7 +113,7 @@ def test_norms(name, dim):
 @each("name", ours_alone(Norm.registry))
 @each("placement", ["sandwich", "periln", "mixln", "residual", "normformer"])
 def test_norms_in_a_model(placement, name):
-    """The initialisation leaves them at their start, whose width is that of what they norm."""
+    """The initialisation leaves them at their start, and each is as wide as what it norms."""
     model = model_of(sized(placement, 2, 2, norm=name, qk_norm="normed", inner_norm="innernorm"))
     initialise_(model, "xavier", 1)
     found = [(path, module) for path, module in model.named_modules() if isinstance(module, Norm)]
@@ -166,7 +166,7 @@ def test_gain_of_cosines(length):
 
 
 def test_scales_of_ngpt():
-    """Stored as the inverse root of the width, they are 1 as they are used."""
+    """Stored as the inverse root of the width, they are 1 where they are used."""
     config = sized("ngpt", 0, 1, qk_norm="ngptnormed", activation="ngptswiglu", logit_map="logitscale")
     arrays = started(model_of(config))
     attention, ffn = (p for _, _, _, p in sublayers(arrays, config))

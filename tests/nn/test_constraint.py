@@ -21,11 +21,11 @@ CONFIG = ModelConfig(
     embedding="untied",
     dropout=0.0,
 )
-"""The stream alone is 8 wide: attention 6, the feed-forward 12, and the vocabulary 11."""
+"""Only the stream is 8 wide: attention 6, feed-forward 12, vocabulary 11. So 8 tells its side of a matrix."""
 
 
 def test_the_vectors_along_the_stream_have_length_one_and_the_rest_is_free():
-    """Loshchilov et al. 2024, Section 2 (arXiv 2410.01131), of every matrix by its shape."""
+    """Loshchilov et al. 2024, Section 2 (arXiv 2410.01131); a matrix's shape tells the stream's side."""
     for activation in ("relu", "swiglu"):
         model = build_model(Decoder, replace(CONFIG, activation=activation), 11, 1)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""Errors of a cache and an attention that lack what they need."""
+"""Contexts: what a cache and a cross-attention refuse to do without, and the position of a step."""
 
 from __future__ import annotations
 

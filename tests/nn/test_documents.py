@@ -28,7 +28,7 @@ def decoder(recipe, **more):
 @torch.no_grad()
 def test_each_document_is_computed_alone(recipe, window, fused, monkeypatch):
     if fused:
-        monkeypatch.setattr(ops, "_FEW_QUERIES", 0)
+        monkeypatch.setattr(ops, "_FEW_QUERIES", 0)  # so few would take the path of a search
     model = decoder(recipe, sliding_window=window)
     packed = model(IDS, DOCUMENTS)
     for row, documents, logits in zip(IDS, DOCUMENTS, packed, strict=True):
@@ -44,7 +44,7 @@ def test_one_document_is_a_row_as_before():
     assert torch.allclose(model(IDS, torch.zeros_like(IDS)), model(IDS), atol=1e-6)
 
 
-def test_it_learns_with_the_mask():
+def test_gradients_are_finite_with_the_mask():
     model = decoder("pre").train()
     loss = model(IDS, DOCUMENTS).logsumexp(-1).sum()
     loss.backward()

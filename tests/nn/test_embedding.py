@@ -1,4 +1,4 @@
-"""Embeddings: input, output, start; odd widths."""
+"""Embeddings: what they give as input and output, and how they start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_input_is_scaled_and_output_is_not(name):
     torch.testing.assert_close(embedding(ids), 8 * rows[ids])
     columns = getattr(embedding, "output", rows)
     torch.testing.assert_close(embedding.logits(rows[:3]), rows[:3] @ columns.T)
-    # Both starts give unit-length vectors, the plain one on average.
+    # Every start gives vectors of length 1, at least on average.
     assert rows.square().sum(-1).mean().item() == pytest.approx(1.0, rel=0.05)
     assert torch.equal(started(name).weight, embedding.weight)
     assert not torch.equal(started(name, seed=2).weight, embedding.weight)

@@ -14,7 +14,7 @@ COUNT, PROMPT, SEEDS = 12, [3, 7, 1, 5], [11, 12]
 
 
 def plainly(model, seed, choose, window):
-    """The same, one token at a time from all tokens that it sees."""
+    """The same without a cache: each token from all that its window shows."""
     ids, draw = list(PROMPT), torch.Generator().manual_seed(seed)
     for _ in range(COUNT):
         with torch.no_grad():

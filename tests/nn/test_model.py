@@ -1,4 +1,4 @@
-"""Whole models: heads, what they need, and that they learn."""
+"""Whole models: what they need, what their heads compute, and that they learn."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_language_model_learns():
 
 @torch.no_grad()
 def test_a_language_model_goes_on_from_its_own_words():
-    """Greedy, step by step with the cache and by whole prefixes."""
+    """Greedy decoding has the same logits step by step with the cache as from whole prefixes."""
     model = perturbed(GPT)
     cache = Cache(2, 1, 8, torch.device("cpu"))
     ids = torch.tensor([[4], [9]])

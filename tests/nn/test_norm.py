@@ -1,4 +1,4 @@
-"""Norms: derivatives at every scale, corner inputs, starts, use without a model. Values are the oracles'."""
+"""Norms: derivatives at every scale, corner inputs, starts, use without a model. The oracles test values."""
 
 from __future__ import annotations
 

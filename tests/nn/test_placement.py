@@ -1,4 +1,4 @@
-"""The registry of placements, and what a placement refuses."""
+"""Placements: the registry, what each states of itself, what it refuses, and how some start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_a_placement_states(name):
 
 @each("name", Placement.registry)
 def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
-    """Without one, a sum that was never normalised does not reach the output of a normed placement."""
+    """With or without one, a placement with norms gives an output of ordinary size from a large stream."""
     place = Placement.registry[name]
     norms = [m for m in place.end(SITE).modules() if isinstance(m, LayerNorm)]
     if place.final_norm:
@@ -51,7 +51,7 @@ def test_the_stream_ends_with_a_norm_where_the_placement_says_so(name):
 
 @each("name", [name for name, place in Placement.registry.items() if place.final_norm])
 def test_a_factor_on_a_branch_reaches_the_stream_where_the_placement_is_a_sum(name):
-    """Behind a norm on the branch it is divided out; CompleteP's factor would be nothing there."""
+    """A norm on the branch would divide it out, and CompleteP's factor would do nothing."""
     torch.manual_seed(0)
     stream, y = (torch.randn(1, 3, 8) for _ in range(2))
     errors = []

@@ -80,7 +80,7 @@ def test_rope_turns_pairs_of_neighbours():
 
 
 def test_the_scores_of_an_attention_do_not_know_where_it_begins():
-    """The keys of a whole sentence, and those of its words placed one by one eleven positions later."""
+    """A whole sentence has the scores that its words have, placed one by one eleven positions later."""
     attention = (
         build(replace(CONFIG, encoder_layers=0, position_encoding="rope")).double().decoder.sublayers[0].f
     )

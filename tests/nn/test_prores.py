@@ -1,4 +1,4 @@
-"""ProRes: branches that open with the steps of the training, which a saved count says."""
+"""ProRes: branches that open over the steps of training, which a saved count keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roles of parameters, as the classes of a model's modules say."""
+"""Roles of parameters, as the classes of a model's modules state them."""
 
 from __future__ import annotations
 

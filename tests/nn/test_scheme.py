@@ -1,4 +1,4 @@
-"""Schemes: what they fill, how widely, from which generator."""
+"""Schemes: what they fill, with which deviation and from which generator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVIATIONS = {
     "looklinear": XAVIER,
     "uniformattention": {**XAVIER, "query": 0.0, "key": 0.0},
     "normal002": {"attention": 0.02, "ffn": 0.02},
-    # sublayers of the decoder; the encoder has four
+    # the decoder has six sublayers; the encoder has four
     "gpt2start": {"attention": 0.02, "ffn": 0.02, "output": 0.02 / 6**0.5, "ffn_out": 0.02 / 6**0.5},
     "truncnormal": {"attention": 0.986 * 0.02, "ffn": 0.986 * 0.02},
     "zerooutputs": {"attention": 64**-0.5, "ffn": 64**-0.5, "output": 0.0, "ffn_out": 0.0},
@@ -90,7 +90,7 @@ def test_what_look_linear_may_not_be_combined_with(choices, reason):
     ids=["seq2seq", "encoder", "untied"],
 )
 def test_everything_that_is_drawn_is_drawn_anew(config, scheme):
-    """Initialising twice gives the first start again, whatever stood in the weights."""
+    """The start is the same whatever stood in the weights before."""
     models = [perturbed(config, seed=s, dtype=torch.float32) for s in (1, 2)]
     for model in models:
         initialise_(model, scheme, 5)

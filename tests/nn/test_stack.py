@@ -25,7 +25,7 @@ def copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
 
 @torch.no_grad()
 def copy_stack(ours: Stack, theirs: nn.TransformerEncoder | nn.TransformerDecoder) -> None:
-    """Weights of our sublayers into torch's layers."""
+    """Copy the weights of our sublayers into torch's layers."""
     left = list(ours.sublayers)
     for layer in theirs.layers:
         attentions = [m for m in layer.children() if isinstance(m, nn.MultiheadAttention)]
@@ -43,7 +43,7 @@ def copy_stack(ours: Stack, theirs: nn.TransformerEncoder | nn.TransformerDecode
 
 
 def streams() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Random source and target streams and where they are real."""
+    """Random source and target streams, and which of their positions are real."""
     source, target = torch.randn(3, 6, 16), torch.randn(3, 5, 16)
     source_real, target_real = (
         torch.arange(t) < torch.tensor(n)[:, None] for t, n in ((6, (6, 4, 2)), (5, (5, 3, 4)))

@@ -17,7 +17,7 @@ CLOSE = {"rtol": 1e-11, "atol": 1e-11}
 
 
 def drawn(module: nn.Module, seed: int = 1) -> nn.Module:
-    """In float64, every parameter at no special value."""
+    """The module in float64 and evaluation mode, with random parameters."""
     generator = torch.Generator().manual_seed(seed)
     module = module.double().eval()
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_anything_is_a_branch_and_gets_its_arguments():
 
 @each("name", Placement.registry)
 def test_a_stack_of_anybodys_branches(name):
-    """Begin, sublayers and end by hand are the stack, whose every placement's parameter is trained."""
+    """Begin, sublayers and end by hand give what the stack gives, and every parameter gets a gradient."""
     places = list(stack_of(("conv", "ffn"), 4, 16))
     branches = [nn.Linear(16, 16) for _ in places]
     stack = Stack.of(branches, Placement.registry[name], places[0])
@@ -212,7 +212,7 @@ def test_a_stack_wants_a_branch_for_each_site():
 
 @each("config", BY_PLACEMENT, ids=label)
 def test_a_models_own_choice_goes_before_the_placements(config):
-    """Each option of the branch, with every placement: what the model says, or what the placement says."""
+    """Each option of the branch is what the model says or, where it is left open, what the placement says."""
     place = Placement.registry[config.encoder_placement]
     left_open = {"qk_norm": "", "bias": "", "inner_norm": "", "head_gain": ""}
     own = {axis: getattr(place, axis) for axis in left_open}

@@ -14,7 +14,7 @@ def test_a_later_layer_without_values_of_its_own_reads_those_of_the_first():
     model = build(replace(uniform("pre"), value_residual="valueresidual", bias="nobias"))
     later, seen = model.encoder.sublayers[2].f, []
     sizes = list(later.packs["qkv"].values())
-    later.qkv.weight[sum(sizes[:2]) : sum(sizes[:3])] = 0
+    later.qkv.weight[sum(sizes[:2]) : sum(sizes[:3])] = 0  # without the residual it would give 0
     later.register_forward_hook(lambda _, args, out: seen.append(out))
     model(*inputs(model))
     (out,) = seen

@@ -1,4 +1,4 @@
-"""Muon on hidden matrices with AdamW on all others, against torch's own of both."""
+"""Muon on hidden matrices and AdamW on everything else, against torch's own two."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def model():
 
 
 def trained(model, optimizer, rates, before=0):
-    """Step on losses that depend on the number of the step alone."""
+    """Take a step at each rate, on losses that depend on the number of the step alone."""
     for n, lr in enumerate(rates, start=before):
         ids = torch.randint(1, 11, (3, 7), generator=torch.Generator().manual_seed(n))
         optimizer.zero_grad()
@@ -99,7 +99,7 @@ class TorchsOwn:
 
 @pytest.fixture
 def torchs_products(monkeypatch):
-    """Matrices in bf16 multiplied as torch does on this machine, however slowly."""
+    """Multiply matrices in bf16 as torch does on this machine, however slowly."""
     monkeypatch.setattr("normlab.optim.optimizer._WideProducts", nullcontext)
 
 

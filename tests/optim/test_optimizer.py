@@ -1,4 +1,4 @@
-"""Optimizers: the update against its equation, torch's plain one, and what the loop relies on."""
+"""Optimizers: the update against its equation and against torch's plain one, and what the loop relies on."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ EQUATIONS = {
     "sgd": sgd,
     "radam": partial(radam_sgd, held=0),
     "radam_sgd": radam_sgd,
-    "muon": adamw,  # of vectors
+    "muon": adamw,  # which is what vectors get
     "muon_original": adamw,
 }
 

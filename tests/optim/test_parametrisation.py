@@ -54,7 +54,7 @@ def model_of(name, dim, layers, **choices):
 
 
 def kinds(model):
-    """The rows of the tables: every parameter's name, and whether it is in a block."""
+    """Every parameter, with its name and its row of the tables."""
     for name, p in model.named_parameters():
         inside = "sublayers" in name
         if not inside and p.dim() == 2:
@@ -97,8 +97,8 @@ def test_rates_decay_and_eps_are_those_of_the_tables(name, dim, layers):
 @each(("dim", "layers"), SIZES)
 @each("name", ALPHA)
 def test_deviations_at_the_start_are_those_of_the_tables(name, dim, layers, embedding):
-    """Embeddings as at the base, hidden matrices by the root of the width; no depth in ours, as no scheme
-    here divides by it. The base's own are Xavier's and 1/sqrt(d).
+    """Embeddings start as at the base, hidden matrices smaller by the root of the width. Depth plays no part,
+    as no scheme here divides by it. The base's own deviations are 1/sqrt(d) and Xavier's.
     """
     model = model_of(name, dim, layers, embedding=embedding)
     for path, p, kind in kinds(model):
@@ -205,7 +205,7 @@ def test_at_the_base_and_without_one_nothing_is_scaled_but_attention():
 
 
 def test_a_scheme_that_does_not_fall_with_the_width_is_made_to(monkeypatch):
-    """As one of constant deviations: hidden matrices fall by the root of the width, embeddings stay."""
+    """Such as one of constant deviations: hidden matrices fall by the root of the width, embeddings stay."""
     from normlab.nn.init import SCHEMES
 
     monkeypatch.setattr(SCHEMES["xavier"], "by_width", dict.fromkeys(("embedding", "head", "hidden"), 0.0))

@@ -52,7 +52,7 @@ def backward(model):
 
 
 def test_a_table_gives_each_role_its_rule_rate_decay_betas_and_eps(model, table):
-    """Each role moves as an optimizer of its own moves it."""
+    """Each role moves as an optimizer of its own would move it."""
     optimizer = set_rate(build_optimizer(model, replace(ADAMW, roles="mine")), 0.02)
     backward(model)
     own = {
@@ -112,7 +112,7 @@ def test_shipped_tables_are_those_of_their_authors(model):
 
 
 def test_nanochat_has_its_groups_at_its_width_and_another_optimizer_does_without():
-    """Rates, decays and betas of its code at rate 0.02, of which embeddings and head go with the width."""
+    """Rates, decays and betas of its code at rate 0.02; rates of embeddings and head go with the width."""
     config = resolve("like:nanochat", replace(language_model(), model=MODEL))
     built = build_model(Decoder, config.model, 11, 1)
     groups = set_rate(build_optimizer(built, config.optim), 0.02).param_groups

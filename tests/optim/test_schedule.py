@@ -1,4 +1,4 @@
-"""Schedules against values by hand, the papers' formulas and slow loops."""
+"""Schedules against values worked out by hand, the papers' formulas and slow loops."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_cosine_is_that_of_torch():
 @each(("name", "fall"), [("wsd", lambda u: 1 - u), ("wsd_sqrt", lambda u: 1 - math.sqrt(u))])
 @each(("share", "final"), [(0.1, 0.0), (0.65, 0.05)])
 def test_warmup_stable_decay_is_the_formula_of_hagele_et_al(name, fall, share, final):
-    """Their code's, whose last steps are ``int(share * total)``."""
+    """As in their code, which decays over the last ``int(share * total)`` steps."""
     total, warm = 237, 20
     last = int(share * total)
     theirs = {}
@@ -142,7 +142,7 @@ def test_a_step_decay_is_a_loop_that_multiplies_once(decay_factor, used):
 
 
 def rates_of_ours(scores, optim):
-    """Factor after each validation, one every step."""
+    """The factor after each validation, with one validation a step."""
     best, state, rates = -math.inf, ValDecay(), []
     for step, score in enumerate(scores, start=1):
         state = state.after(step, optim, improved=score > best)

@@ -132,7 +132,7 @@ def normed_head(head: np.ndarray, side: str, p: Bundle, options: AttentionOption
 def turned_and_normed(
     head: np.ndarray, side: str, p: Bundle, options: AttentionOptions, *, turned: bool
 ) -> np.ndarray:
-    """A head's queries or keys as they meet: nanochat norms behind the rotation, all others before it."""
+    """A head's queries or keys as they meet: nanochat and nGPT norm behind the rotation, others before it."""
     if options.qk_norm in AFTER_ROPE:
         return normed_head(rotate(head, options.theta) if turned else head, side, p, options)
     normed = normed_head(head, side, p, options)
@@ -181,9 +181,9 @@ def attention(
 
     memory None is self-attention; `causal` and `rope` concern self-attention only. Query head h reads the
     key-value head h // (heads / kv_heads). Order: projection, QK-norm, rotation, scale, softmax, head gains,
-    gates, inner norm, W_o; nanochat's QK-norm follows the rotation. `values` replaces W_v's output. A gate is
-    sigma(W_g x), one for a head ("headwise") or for each of its elements ("elementwise"): Qiu et al. 2025
-    (arXiv 2505.06708).
+    gates, inner norm, W_o; the QK-norms of nanochat and nGPT follow the rotation. `values` replaces W_v's
+    output. A gate is sigma(W_g x), one for a head ("headwise") or for each of its elements ("elementwise"):
+    Qiu et al. 2025 (arXiv 2505.06708).
 
     Vaswani et al. 2017 (arXiv 1706.03762); Ainslie et al. 2023 (arXiv 2305.13245) for grouped queries; Henry
     et al. 2020 (arXiv 2010.04245) for cosines; Shleifer et al. 2021 (arXiv 2110.09456) for head gains; Wang

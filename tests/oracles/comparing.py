@@ -29,7 +29,7 @@ STEPS = 1700
 
 @contextmanager
 def fused() -> Iterator[None]:
-    """Attention by the fused kernel, which the CPU otherwise takes for long sequences alone in training."""
+    """Attention by the fused kernel, which the CPU otherwise takes in training only for long sequences."""
     kernel = torch.nn.functional.scaled_dot_product_attention
     with (
         patch.object(ops, "_PLAIN_ATTENTION_SCORES", 0),

@@ -35,7 +35,7 @@ def deepnorm_gain(stack_name: str, N: int, M: int) -> float:
 def subln_gain(stack_name: str, N: int, M: int) -> float:
     """gamma: encoder of a pair sqrt(ln 3M ln 2N / 3), its decoder sqrt(ln 3M); one stack sqrt(ln 2L).
 
-    Only in branches with an inner norm, which cross-attention has not.
+    Only in branches with an inner norm, which cross-attention does not have.
 
     Wang et al. 2022, Figure 2 (arXiv 2210.06423).
     """

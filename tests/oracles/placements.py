@@ -17,8 +17,8 @@ Norm = Callable[[np.ndarray, Bundle], np.ndarray]
 class Sublayer:
     """One branch F with its role ("self_attention", "feed_forward", ...), its layer from 0, its parameters.
 
-    p holds norm bundles ("norm", or "norm_in" and "norm_out") and the arrays "omega" [D], "alpha" [1], "s"
-    [1], "a" [1], "lam" [D] of the methods that have them.
+    p holds norm bundles ("norm", or "norm_in" and others) and the arrays "omega" [D], "alpha" [1], "s" [1],
+    "a" [1], "lam" [D], "alpha_n" [D], "r" [1], "mu" [1] of the methods that have them.
     """
 
     f: Callable[[np.ndarray], np.ndarray]
@@ -255,7 +255,7 @@ def x0lambdas(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.
 def gpas(x: np.ndarray, sublayers: list[Sublayer], stack: StackInfo) -> np.ndarray:
     """x' = h - silu(a) sg(h) with h = x + F(LN(x)), LN at the end. Chen et al. 2025 (arXiv 2506.22049).
 
-    A complex step does not pass a real part, which so stands for the stopped gradient.
+    A complex step does not pass through a real part, which so stands in for the stopped gradient.
     """
     for sub in sublayers:
         h = x + sub.f(stack.norm(x, sub.p["norm"]))

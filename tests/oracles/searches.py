@@ -78,8 +78,8 @@ def exhaustive_search(log_p: NextLogP, words: list[int], asked: Asked) -> Ended:
 def draw(
     log_p: NextLogP, uniform: Sequence[float], asked: Asked, *, temperature: float, top_k: int, top_p: float
 ) -> tuple[float, list[int]]:
-    """One output, a type a number: the first at which the summed shares of the types, in the order of their
-    ids, are above it. The score is the model's log-probability.
+    """One output, whose types are drawn by one number each: the first type, in the order of ids, at which the
+    summed shares exceed the number. The score is the model's log-probability.
     """
     ids, score = [BOS], 0.0
     for number in uniform:

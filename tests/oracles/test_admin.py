@@ -26,7 +26,7 @@ SOURCES, TARGETS = (list(side) for side in zip(*SENTENCES, strict=True))
 
 
 def at_one(model: TokenModel) -> TokenModel:
-    """Weights at no special value, and every omega 1."""
+    """Return the model with every omega at 1."""
     for name, parameter in model.named_parameters():
         if name.endswith("omega"):
             torch.nn.init.ones_(parameter)

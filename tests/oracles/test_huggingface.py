@@ -21,14 +21,14 @@ HEADS, KV_HEADS, POSITIONS = 4, 2, 32
 TINY = {"dim": 24, "ffn_dim": 40, "decoder_layers": 2}
 SMALL = {"dim": 128, "ffn_dim": 256, "decoder_layers": 3}
 CUT = 0.986
-"""The share of its deviation that a normal distribution cut at three of them keeps. OLMo 2 starts from such
-ones; its class draws from the whole distribution."""
+"""The share of its standard deviation that a normal distribution keeps when it is cut at three of them. OLMo
+2 starts from such a one; Hugging Face's class draws from the whole distribution."""
 Weights = dict[str, Tensor]
 Family = Callable[[Decoder], tuple[nn.Module, Weights]]
 
 
 def halves(rows: Tensor, heads: int) -> Tensor:
-    """Rows of queries or keys in Hugging Face's order, who turn (i, i + w/2) where we turn (2i, 2i + 1)."""
+    """Rows of queries or keys in Hugging Face's order: it turns (i, i + w/2) where we turn (2i, 2i + 1)."""
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
@@ -149,7 +149,7 @@ def gemma3(model: Decoder) -> tuple[nn.Module, Weights]:
 
 
 def nanochat(model: Decoder) -> tuple[nn.Module, Weights]:
-    """Their class has an early version: without lambdas, and without the factor 1.2 on queries and keys."""
+    """Their class is an early version: without lambdas, and without the factor 1.2 on queries and keys."""
     vocab, dim = model.embedding.weight.shape
     weights = tables_of(model, "model.embed_tokens.weight")
     for i, (attention, ffn) in enumerate(layers_of(model)):

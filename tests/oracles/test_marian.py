@@ -1,4 +1,4 @@
-"""The same weights in Hugging Face's Marian and in our Post-LN model: the same outputs as ``generate``'s."""
+"""Hugging Face's Marian and our Post-LN model with its weights: our outputs are those of ``generate``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ transformers = pytest.importorskip("transformers", reason="Hugging Face's Marian
 
 VOCAB, DIM, LAYERS, HEADS = 23, 16, 2, 4
 ROOM = 60
-"""Tokens after which Marian stops, and of which we give each output at least as many."""
+"""Marian stops after this many tokens; we allow each output at least as many."""
 
 
 @pytest.fixture(scope="module")
 def marian() -> nn.Module:
-    """Random weights (sizes and seed were looked for) whose outputs end early and late."""
+    """Random weights, of sizes and a seed that were chosen so that outputs end early and late."""
     shape = {
         f"{side}_{name}": value
         for side in ("encoder", "decoder")
@@ -113,7 +113,7 @@ def test_the_n_best_of_a_beam_are_the_same_with_the_same_scores(marian, beams, a
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_outputs_with_a_forced_prefix_are_the_same(marian, beams):
-    """Theirs has the score of what follows the prefix alone, which orders equally where alpha is 0."""
+    """Their score is that of what follows the prefix alone; where alpha is 0 the order is the same."""
     how = {"early_stopping": True, "length_penalty": 0.0, "num_return_sequences": beams} if beams > 1 else {}
     theirs, _ = generated(
         marian, num_beams=beams, decoder_input_ids=torch.tensor([[2, 9, 4, 9]]).expand(12, -1), **how

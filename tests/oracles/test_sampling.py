@@ -55,7 +55,7 @@ def test_a_draw_depends_on_its_seed_and_sentence_alone():
 
 
 def test_draws_are_as_frequent_as_they_are_likely():
-    """Of 4000 samples 0.5 end at once and 0.3 x 0.25 say 5 alone; chi-squared, 3 degrees of freedom, 0.1%."""
+    """Half of 4000 samples end at once, 0.3 x 0.25 say 5 alone; chi-squared, 3 degrees of freedom, 0.1%."""
     model = Bigrams(table(t2={3: 0.5, 5: 0.3, 6: 0.2}, t5={3: 0.25, 6: 0.75}, t6={3: 1.0}))
     (found,) = sample(model, torch.tensor([[4, 3]]), [list(range(4000))], Bounds(1.5), truncated)
     counts = Counter(tuple(h.ids) for h in found)

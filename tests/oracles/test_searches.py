@@ -45,7 +45,7 @@ def sources(count: int) -> Tensor:
 
 @cache
 def searcher(placement: str = "post", seed: int = 25) -> Seq2Seq:
-    """A model (seeds were looked for) that ends its outputs early, late and at the limit; shared."""
+    """A shared model, of a seed that was chosen so that its outputs end early, late and at the limit."""
     config = replace(CONFIG, encoder_placement=placement, decoder_placement=placement)
     return perturbed(config, seed=seed)
 
@@ -70,7 +70,7 @@ def next_log_p(model: Seq2Seq, source: Tensor, allowed: Tensor | None = None) ->
 
 
 def agree(found: list[Hypothesis], expected: searches.Ended) -> None:
-    """The same outputs with the same scores, in the same order but for those that tie."""
+    """The same outputs, the same scores in order, and the same best output; others may change places."""
     assert [h.score for h in found] == pytest.approx([score for score, _ in expected], abs=1e-5)
     assert sorted(h.ids for h in found) == sorted(ids for _, ids in expected)
     assert found[0].ids == expected[0][1]

@@ -68,8 +68,8 @@ ROWS = pairwise(PLACEMENTS, ours_alone(Norm.registry), SHAPES)
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_stacks(placement):
-    """In a deep stack small weights, so that no stream without norms grows until its attention is the choice
-    of one position, which no rounding error leaves alone.
+    """Deep stacks have small weights. Otherwise a stream without norms grows until its attention chooses one
+    position, and rounding errors decide which.
     """
 
     @each(("norm", "name", "layers"), [(norm, *shape) for place, norm, shape in ROWS if place == placement])

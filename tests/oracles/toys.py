@@ -32,7 +32,7 @@ def normal(*shape: int, scale: float = 1.0, seed: int = 11) -> Tensor:
 
 
 def exactly_placed(model: TokenModel, config: ModelConfig) -> TokenModel:
-    """Return the model with its sinusoids in float64 instead of float32."""
+    """Return the model scattered, and with its sinusoids in float64 instead of float32."""
     if config.position_encoding == "sinusoidal":
         model.position_encoding.table = torch.from_numpy(embeddings.sinusoids(9, config.dim))
     return scattered(model)

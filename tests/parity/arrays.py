@@ -15,7 +15,7 @@ from oracles.comparing import TOLERANCE
 DATA = Path(__file__).parent / "data"
 Case = Mapping[str, Tensor]
 ROLES = {"self_attention": "self", "causal_attention": "self", "cross_attention": "cross", "ffn": "ffn"}
-"""Our role of a sublayer to the authors' arrays' word for it."""
+"""By our role of a sublayer, the word for it in the authors' arrays."""
 PACKED: dict[str, dict[str, tuple[str, int, int]]] = {
     "self": {"q": ("qkv", 0, 3), "k": ("qkv", 1, 3), "v": ("qkv", 2, 3), "out": ("out", 0, 1)},
     "cross": {"q": ("q", 0, 1), "k": ("kv", 0, 2), "v": ("kv", 1, 2), "out": ("out", 0, 1)},

@@ -13,7 +13,7 @@ from normlab.lab.data.files import ShardTokens, layout_of, open_files
 from normlab.lab.data.tokenizer import EOS
 
 OURS = np.array([EOS, *range(5, 24)], np.int32)
-"""Entry 0 is special."""
+"""Our id of each token of a shard, whose token 0 is special."""
 TOKENS = [5, 6, 7, 8, 9, 0, 10, 11, 0, 12, 13]
 STARTS = [0, 2, 6, 8]
 

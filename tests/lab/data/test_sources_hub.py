@@ -22,7 +22,7 @@ ROWS = {"train": 5, "validation": 2, "test": 3}
 
 @pytest.fixture(autouse=True)
 def offline(tmp_path, monkeypatch):
-    """No network, a cache of its own, and the current folder is the tests'."""
+    """No network, and a cache and a current folder of the test's own."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

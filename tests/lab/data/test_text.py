@@ -62,7 +62,7 @@ def test_missing_files_and_folders(tmp_path):
 
 
 def lines_at_once(path):
-    """What a file's lines are, said with all of it in memory."""
+    """The lines of a file, found with all of it in memory."""
     content = path.read_bytes()
     try:
         text = content.decode("utf-8")

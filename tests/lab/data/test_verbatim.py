@@ -65,7 +65,7 @@ def files(tmp_path_factory):
 
 
 def text_of(corpus, stream):
-    """The text of a stream: of a line each EOS ends, or as it is."""
+    """The text of a stream: a verbatim tokenizer's as it is, any other's line by line, each up to its EOS."""
     assert stream.tokens[0] == EOS
     ids = stream.tokens[1:].tolist()
     if corpus.tokenizer.verbatim:

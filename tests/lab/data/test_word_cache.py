@@ -1,4 +1,4 @@
-"""Word by word there is never another id than line by line."""
+"""Encoding word by word gives the ids that encoding line by line gives."""
 
 from __future__ import annotations
 

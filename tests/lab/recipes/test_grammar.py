@@ -1,4 +1,4 @@
-"""Recipe names: what they resolve to and the sentences of what is refused."""
+"""Recipe names: what they resolve to, and the sentences with which others are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of other people: found, told when they are not, handed on to worker processes."""
+"""Modules of other people: imported, or refused with the reason, and handed on to worker processes."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ with RunFolder(sys.argv[1]).lock():
 
 @pytest.fixture
 def holder(folder):
-    """Another process in the run folder."""
+    """Another process, which holds the lock of the run folder."""
     command = [sys.executable, "-c", HOLD, str(folder.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

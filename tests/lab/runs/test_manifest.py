@@ -57,7 +57,7 @@ def test_a_new_one_counts_from_its_state_on(folder):
 
 
 def test_everything_is_on_the_disk_before_it_is_relied_on(folder, monkeypatch):
-    """Files before the state that vouches for them; at the end the names of the folders."""
+    """Files come before the state that vouches for them, the names of the folders last."""
     synced, wait = [], os.fsync
 
     def fsync(descriptor: int) -> None:

@@ -226,8 +226,8 @@ def their_loss(theirs, batch):
 def test_hugging_faces_bert_with_our_weights_has_our_loss_at_every_step_of_a_training(
     prepared, dtype, steps, tolerance
 ):
-    """With the same batches and AdamW the curves are equal up to the rounding of the dtype, which a training
-    lets grow.
+    """With the same batches and AdamW the curves are equal up to the rounding of the dtype, which grows in
+    training.
     """
     task = task_of(prepared, "post", dropout=0.0)
     model, generator = task.build(), torch.Generator().manual_seed(1)

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def write_pairs(folder):
-    """Numbers in words, twice the same or not, as two tables as MRPC's are written."""
+    """Pairs of written-out numbers, equal or not, in two tables written as MRPC's are."""
     numbers = generate("numbers-de-en", pairs=400, seed=3).train.target
     random = np.random.default_rng(1)
     rows = []
@@ -111,7 +111,8 @@ def test_scores_are_those_of_a_loop_over_the_pairs(task):
         model.classifier.weight.mul_(30)
         batch = task._batch(task.corpus.test, np.arange(40))
         first, second = model(batch.ids, batch.segments).T
-        model.classifier.bias[0] += (second - first).sort().values[19:21].mean()  # half say the second
+        # So that half the pairs get the second label.
+        model.classifier.bias[0] += (second - first).sort().values[19:21].mean()
     nll, right, counts = [], [], {"hit": 0, "false": 0, "missed": 0}
     logits = []
     for row, label in enumerate(task.corpus.test.labels.tolist()):

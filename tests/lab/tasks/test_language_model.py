@@ -235,7 +235,7 @@ def test_an_unknown_task_is_told_with_the_nearest():
 
 
 def test_z_loss_is_added_to_what_is_differentiated_alone(prepared):
-    """In nats a token, with its coefficient."""
+    """Its coefficient times the squares of log Z, summed over the tokens that are predicted."""
     task = task_of(prepared)
     model, batch = task.build().eval(), task.batch(0)
     plain = task.loss(model, batch)

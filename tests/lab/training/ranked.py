@@ -1,4 +1,4 @@
-"""Runs under torchrun in tests: two processes of the command line."""
+"""Runs of the command line in processes of their own, under torchrun where the ranks are several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flight recorder of a run that was killed: it remembers what the checkpoint's run had seen."""
+"""The flight recorder of a run that was killed: it still knows what was seen before the checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def whole(config, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [2, 6])
 def test_reports_are_those_of_a_run_that_nobody_killed(config, whole, tmp_path, before):
-    """Killed shortly before its report and a while before it."""
+    """Killed shortly before its report, or a while before it."""
     at = int(whole.flights()[0]["step"]) - before
     assert at > 3, "there is a checkpoint"
 

@@ -44,7 +44,7 @@ FITS = [
 
 
 def drawn(recipe, changes, entries=61):
-    """A recipe's configuration and its model, whose every parameter is off its start."""
+    """A recipe's configuration and its model, with every parameter moved off its start."""
     config = resolve(recipe, BASE)
     config = replace(config, model=replace(config.model, **changes))
     model = build_model(Decoder, config.model, entries, 1).eval()

@@ -1,4 +1,4 @@
-"""States of checkpoints that are refused: a valid manifest can stand over anything."""
+"""A checkpoint's state, where a valid manifest can stand over anything; the clock; the end of a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parts():
 
 
 def loaded(state):
-    """The parts, after a checkpoint with this state."""
+    """The parts, after a checkpoint with this state was loaded."""
     parts_after = parts()
     with Checkpoint(PLACE, state).loading():
         for name, part in parts_after.items():
@@ -138,4 +138,4 @@ def test_a_run_ends_without_the_error_and_the_phase_of_before(tmp_path):
     mark(folder, "failed", "RuntimeError: out of memory")
     assert folder.status() == Status("failed", 3, error="RuntimeError: out of memory")
     (tmp_path / "status.json").write_text("{", encoding="utf-8")
-    mark(folder, "failed", "what is to be shown")  # and not that the file is damaged
+    mark(folder, "failed", "what is to be shown")  # no error about the damaged file

@@ -89,7 +89,7 @@ def test_every_run_ends_and_a_failure_takes_only_its_own(stand_in, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_another_worker_while_it_gets_further(workers, monkeypatch, tmp_path):
-    """Each life takes it a step further, nine of them: three would be too many at one step."""
+    """Each of nine lives takes it a step further; three that end at the same step would be too many."""
     life = """
 import json, os, signal, sys
 from pathlib import Path
@@ -267,7 +267,7 @@ def test_the_run_of_a_killed_worker_goes_on(ready, tmp_path, workers, monkeypatc
 
 @pytest.mark.slow
 def test_a_stop_saves_every_run(ready, tmp_path, workers):
-    """Or SIGTERM where Ctrl-C is ignored, here and so in the workers: a script's background process."""
+    """The stop is SIGTERM, while Ctrl-C is ignored here and in the workers, as in a script's background."""
     before = (
         signal.signal(signal.SIGINT, signal.SIG_IGN),
         signal.signal(signal.SIGTERM, signal.default_int_handler),

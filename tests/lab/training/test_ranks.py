@@ -1,4 +1,4 @@
-"""Ranks: which micro-batches, what is refused, and one gradient however a global batch is spread."""
+"""Ranks: each one's micro-batches, what is refused, and one gradient however a global batch is spread."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def config_of(text, placement: str, grad_accum_steps: int):
 
 
 def differences(found, wanted) -> dict[str, float]:
-    """By parameter: L2 norm of the difference, relative to the gradient's. A key's bias is a part of a packed
-    one, so that the gradient which is truly zero weighs nothing.
+    """By parameter: L2 norm of the difference, relative to the gradient's. The bias of keys, whose gradient
+    is truly zero, is part of a packed one and so weighs nothing.
     """
     smallest = torch.finfo(torch.float32).tiny
     return {n: float((found[n] - g).norm() / g.norm().clamp(min=smallest)) for n, g in wanted.items()}
@@ -248,7 +248,7 @@ def test_muon_steps_two_ranks_alike_and_as_one(tmp_path):
 
 
 def rows_of(folder: RunFolder) -> list[dict]:
-    """Numbers alone; validations have other names than steps."""
+    """Numbers alone; other names still tell a validation from a step."""
     return [{k: v for k, v in r.items() if k not in ("kind", "seconds", "ranks")} for r in folder.metrics()]
 
 
@@ -306,7 +306,7 @@ Trainer.step = step
 
 
 def stop(words: list[str], root: Path, until: int, by: str = "SIGTERM") -> str:
-    """Run a command whose last rank gets a signal after a step; what it says on standard error."""
+    """Run a command whose last rank gets a signal after a step; return what it says on standard error."""
     (root / "stopping.py").write_text(STOPPING)
     path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     where = {"PYTHONPATH": path, "STOP_AT": str(until), "STOP_BY": by}

@@ -1,4 +1,4 @@
-"""A rewritten model computes the same as the one that was given, and is the plainer one."""
+"""A rewritten model computes the same as the one that was given, and is the plainer of the two."""
 
 from __future__ import annotations
 

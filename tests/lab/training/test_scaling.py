@@ -1,4 +1,4 @@
-"""Loss scaling, with a scaler on the CPU, below the refusal of fp16 there."""
+"""Loss scaling, with a scaler on the CPU: these tests go around the check that refuses fp16 there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def optimizer_of(weight):
 
 
 def one_step(scaling: Scaling, weight, optimizer, factor: float) -> float:
-    """A step on ``factor * w``, through fp16 as autocast has it; its gradient's norm."""
+    """Take a step on ``factor * w``, through fp16 as autocast has it; return its gradient's norm."""
     loss = (weight.to(torch.float16) * factor).float().sum()
     scaling.scale(loss).backward()
     scaling.unscale(optimizer)
@@ -156,7 +156,7 @@ def scale(trainer, to):
 
 @pytest.mark.parametrize("saved", [True, False], ids=["from a checkpoint", "from the start"])
 def test_steps_that_are_done_again_have_their_scale(text, tmp_path, saved):
-    """Which steps are skipped hangs on it, and so does every loss after them."""
+    """Which steps are skipped depends on it, and so does every loss after them."""
     run = started(text, tmp_path)
     run.step()
     if saved:

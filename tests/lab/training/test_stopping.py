@@ -75,7 +75,7 @@ def test_patience_goes_on_where_a_run_was_interrupted(text, tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_the_outcome_of_a_stopped_run_is_judged_by_its_own_length(text, tmp_path, monkeypatch):
-    """Within a tenth of 3000 steps the whole run would be one window, and its middle above what it learnt."""
+    """A window of a tenth of 3000 steps would be the whole run, whose middle is above what it learnt."""
     monkeypatch.setattr(Translation, "dev_bleu", lambda self, model: 0.0)
     monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (3.0, 1.0))
     stopped = train(tiny(text, steps=3000, validate_every_steps=20, early_stopping_patience=2), tmp_path)
@@ -151,7 +151,7 @@ def test_a_run_that_is_killed_at_its_early_end_writes_no_row_twice(text, tmp_pat
 
 @pytest.mark.slow
 def test_a_validation_that_is_not_finite_ends_a_run_where_a_resumed_one_ends(text, tmp_path, monkeypatch):
-    """Between two rows of training."""
+    """The validation is between two rows of training."""
     monkeypatch.setattr(Translation, "dev_nlls", lambda self, model: (float("nan"), 1.0))
     config = tiny(text, steps=40, validate_every_steps=5)
     config = replace(config, machine=replace(config.machine, log_every_steps=4, checkpoint_every_steps=5))

@@ -13,7 +13,7 @@ from normlab.lab.training.train import train
 from normlab.optim import OPTIMIZERS
 
 VAL_DECAY = [0.25, 0.5, 0.75, 1, 1, 1, 0.8, 0.8, 0.64, 0.64, 0.512, 0.512]
-"""Four steps of warm-up, then a decay after every second validation, one each step."""
+"""Four steps of warm-up, then a decay after every second validation, with a validation at each step."""
 
 
 def every_step_logged(config, **optim):

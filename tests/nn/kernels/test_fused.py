@@ -1,4 +1,4 @@
-"""Norms of rows: the fast path against the plain one, values and gradients, and when it is left."""
+"""Norms of rows: values and gradients of the fast path against the plain one, and when it is left."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_root_mean_squares(shape, dtype, tolerance, scale):
 @each("shape", SHAPES)
 @each("alpha", [0.5, -2.0, 0.0])
 def test_tanh_and_erf_with_gains(shape, dtype, tolerance, alpha):
-    """Also where the slope has no factor to divide by, and far out, where both are flat."""
+    """Also with a factor of 0, by which nothing can be divided, and far out, where both are flat."""
     x = (5 * rows(shape, dtype)).detach().requires_grad_()
     scalars = [torch.tensor([value], dtype=dtype, requires_grad=True) for value in (alpha, 0.3)]
     weight = torch.linspace(-1, 2, shape[-1], dtype=dtype).requires_grad_()
@@ -70,7 +70,7 @@ def test_tanh_and_erf_with_gains(shape, dtype, tolerance, alpha):
     compared(erf_scaled, x, *scalars, weight, bias, tolerance=many)
 
 
-def test_a_tanh_is_one_of_the_largest_numbers():
+def test_a_tanh_of_the_largest_numbers_is_one():
     x = torch.tensor([[-3e38, -90.0, 0.0, 90.0, 3e38]], requires_grad=True)
     y = tanh_scaled(x, torch.tensor([0.5]), torch.ones(5), torch.zeros(5))
     y.sum().backward()
@@ -91,7 +91,7 @@ def test_one_short_row_takes_the_plain_path():
     assert x.grad.isfinite().all()
 
 
-def test_an_infinite_row_is_not_hidden():
+def test_a_row_of_nan_is_not_hidden():
     x = torch.ones(3, 4)
     x[1] = float("nan")
     assert scaled_to(x, 2.0).isnan().any(1).tolist() == [False, True, False]

@@ -14,7 +14,7 @@ from normlab.nn.kernels.linear import Linear, kept_copies, linear
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
-    """Small products, too, are the operator's, whatever the processor."""
+    """Give the operator small products as well, whatever the processor."""
     monkeypatch.setattr(module, "_LEAST_PRODUCTS", 0)
     monkeypatch.setattr(module, "_LEAST_TRAINED", 0)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
@@ -82,7 +82,7 @@ def test_the_operator_is_used_in_training_and_not_where_it_cannot_be(monkeypatch
     layer.float()
     with reference():
         assert names_of(layer(x)) == "AddmmBackward0"
-    monkeypatch.setattr(module, "_LEAST_TRAINED", 61)
+    monkeypatch.setattr(module, "_LEAST_TRAINED", 61)  # one more than the layer's 3 x 5 x 4
     assert names_of(layer(x)) == "AddmmBackward0"
     monkeypatch.setattr(module, "_LEAST_TRAINED", 60)
     assert names_of(layer(x)) == "MkldnnLinearBackward"

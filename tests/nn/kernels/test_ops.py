@@ -55,7 +55,7 @@ def test_dropout_is_repeatable_and_its_gradient_is_its_mask(plain):
 @each("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @each("p", [0.1, 0.5, 0.9])
 def test_dropout_is_the_product_with_its_mask_in_every_type(dtype, p):
-    """The mask by comparison from the same draws, to the bit."""
+    """Bit by bit, with a mask that is made from the same draws by comparison."""
     x = torch.randn(7, 33, generator=torch.Generator().manual_seed(1)).to(dtype)
     torch.manual_seed(9)
     y = ops.dropout(x, p)
@@ -68,7 +68,7 @@ def test_dropout_is_the_product_with_its_mask_in_every_type(dtype, p):
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_search_step_equals_the_reference(dtype):
-    """Few queries of many keys, on slices of a cache, some out of sight."""
+    """A few queries on slices of a cache, with some keys out of sight."""
     torch.manual_seed(5)
     q = torch.randn(3, 5, 2, 8, dtype=dtype).transpose(1, 2)
     k, v = (torch.randn(3, 2, 20, 8, dtype=dtype)[:, :, :15] for _ in range(2))
@@ -96,7 +96,7 @@ def test_dropout_module_is_nothing_in_evaluation_and_refuses_bad_rates():
 @each("shape", [(3, 5), (600, 600)], ids=["few", "many"])
 @each(("groups", "scale"), [(2, None), (1, 0.9)], ids=["each", "shared-scaled"])
 def test_attention_paths_agree(masked, shape, groups, scale):
-    """Trained, searched and reference attention, values and gradients."""
+    """Trained, searched and reference attention: values, and gradients where there are any."""
     torch.manual_seed(2)
     queries, keys = shape if masked != "causal" else (shape[1], shape[1])
     heads = ((2, queries), (groups, keys), (groups, keys))
