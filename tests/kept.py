@@ -61,7 +61,7 @@ class Kept:
         )
 
     def pair(self, a: str, b: str) -> str:
-        """A difference, the number of seeds that would decide it, and that of the very models."""
+        """A difference, the seeds that would decide it, and the difference of these very models."""
         d = self.difference(a, b)
         models = f"{d['models']:.1f} | {p(d['p_models'])} |" if d["models"] is not None else "– | – |"
         if d["value"] is None:

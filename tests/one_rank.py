@@ -1,7 +1,7 @@
 """A process group of one rank without threads or sockets.
 
-Those of gloo may still hold a tensor of Python when its group goes, and then end in a crash or wait for ever
-(github.com/pytorch/pytorch/pull/179291).
+A thread of gloo may still hold a Python tensor when its group goes: the process then crashes, or waits for
+ever (github.com/pytorch/pytorch/pull/179291).
 """
 
 from __future__ import annotations

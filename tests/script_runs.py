@@ -43,7 +43,7 @@ def run_to_first_step(file: Path, arguments: Sequence[str] = ()) -> Optimizer:
 
 
 def run_alone(file: Path, arguments: Sequence[str] = ()) -> list[torch.Tensor]:
-    """Run a script, with nothing compiled, and return the gradients of its optimizer's first step."""
+    """Run a script to its first step, with nothing compiled, and return the gradients of that step."""
     with torch.compiler.set_stance("force_eager"):
         optimizer = run_to_first_step(file, arguments)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

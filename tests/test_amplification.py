@@ -58,7 +58,7 @@ def small(monkeypatch):
 
 
 def made_up(exponent: float, placement: str = "post", scale: float = 1e-4) -> list:
-    """Changes that follow a power of the depth, in two seeds."""
+    """Changes that follow a power of the depth, with two seeds."""
     rate, found = amplification.RATE, []
     for seed in range(2):
         for n in amplification.FAMILIES["encoder"].layers:

@@ -18,7 +18,7 @@ from normlab.lab.recipes.plugins import ENVIRONMENT
 
 NAMES = sorted(set(normlab.__all__) - {"__version__", "nn"})
 SLOW = {"capture", "compare", "plan", "transfer", "trial"}
-"""Their examples train, or start processes that do; the README's, which is run, do so, too."""
+"""Their examples train, or start processes that do; the README has examples of them, too, which are run."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -53,7 +53,7 @@ def test_every_placement_is_measured():
 
 @pytest.mark.slow
 def test_the_page_is_the_generated_one_and_names_no_variant_of_somebody_else(monkeypatch):
-    # of 1,500 recipes whose sizes fit and whose parts are all the package's
+    # the page has 1,500 recipes: their sizes fit and their parts are the package's, so check neither
     monkeypatch.setattr("normlab.lab.recipes.grammar._require_sizes", lambda model: None)
     monkeypatch.setattr("normlab.lab.recipes.grammar.own_code", lambda config: "")
 

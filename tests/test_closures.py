@@ -1,4 +1,4 @@
-"""What an instrument loads, in a fresh process: no room of the laboratory, and its page none either."""
+"""In a fresh process neither an instrument nor its page loads a room of the laboratory."""
 
 from __future__ import annotations
 

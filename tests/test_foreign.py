@@ -1,4 +1,4 @@
-"""The page of other people's models is the generated one, and says what theory does."""
+"""The page of other people's models is the generated one, and agrees with theory."""
 
 from __future__ import annotations
 

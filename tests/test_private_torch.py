@@ -1,5 +1,4 @@
-"""Every private part of torch that normlab uses is there and does what is expected; one module alone uses
-any.
+"""Every private part of torch that normlab uses exists and does what is expected; only one module uses any.
 
 A test that fails here names what a release of torch has moved, and ``normlab/private_torch.py`` says what it
 is for. ``normlab`` cannot be imported then, so the first tests read the file without it.
@@ -418,7 +417,7 @@ def test_a_scaler_forgets_what_it_unscaled(private):
     marks = private.marks_of_infinite(scaler, optimizer)
     assert [bool(mark) for mark in marks.values()] == [False]
     private.forget_unscaled(scaler)
-    scaler.unscale_(optimizer)  # which raises after another of the same step
+    scaler.unscale_(optimizer)  # a second call for the same step would raise
     assert scaler.get_scale() == 4.0
 
 

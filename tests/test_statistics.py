@@ -14,10 +14,9 @@ KEPT = json.loads(seeds.RESULTS.read_text(encoding="utf-8"))
 AGAIN = "python benchmarks/seeds.py --write"
 
 MOST_FALSE = 0.07
-"""Of comparisons in which nothing differs, the largest share that may find a difference, at a level of 0.05.
-"""
+"""The largest share of comparisons of equals that may find a difference, at a level of 0.05."""
 LEAST_COVERED = 0.93
-"""Of intervals, the smallest share that may hold the truth."""
+"""The smallest share of intervals that must hold the truth."""
 
 
 def within_bounds(results):

@@ -47,7 +47,7 @@ class Stack(nn.Module):
 
 
 class Bigrams(nn.Module):
-    """Logits `[B, T, V]` of the next token, of each token alone."""
+    """Logits `[B, T, V]` of the next token, from each token alone."""
 
     def __init__(self, vocabulary: int, dim: int) -> None:
         super().__init__()

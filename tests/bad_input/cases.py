@@ -1,4 +1,4 @@
-"""Mistakes on the command line and in files, each with the facts that the answer must hold, ``|`` between."""
+"""Mistakes on the command line and in files, and what each answer must hold, with ``|`` between the facts."""
 
 from __future__ import annotations
 

@@ -33,5 +33,5 @@ def trained(texts, tmp_path_factory):
 
 @pytest.fixture
 def run(place, trained):
-    """A copy of a run that waits to be gone on with."""
+    """A copy of a run, as if it had been interrupted."""
     return copy_of(trained)

@@ -53,7 +53,7 @@ def edited(name: str, edit: Callable[[dict[str, Tensor]], object]) -> Damage:
 
 
 def changed(name: str) -> Damage:
-    """One bit of the last number is another: it is still a number."""
+    """One bit of the last number is flipped: it is still a number."""
 
     def damage(folder: Path) -> None:
         content = bytearray((folder / name).read_bytes())
@@ -64,7 +64,7 @@ def changed(name: str) -> Damage:
 
 
 def recommitted(damage: Damage) -> Damage:
-    """Do the damage and write a valid manifest over it: the content is checked too."""
+    """Do the damage and write a valid manifest for it: the content is checked, too."""
 
     def both(folder: Path) -> None:
         damage(folder)

@@ -156,7 +156,7 @@ def _garbage(content: bytes, draw: Random) -> bytes:
 
 
 def _zeros(content: bytes, draw: Random) -> bytes:
-    """A block that was never written, as after a power cut."""
+    """The rest was never written, as after a power cut."""
     place = draw.randrange(len(content))
     return content[:place] + bytes(len(content) - place)
 

@@ -21,7 +21,7 @@ GOOD = [
 
 
 def copy_of(trained: Path) -> Path:
-    """A fresh copy of a run, in place of any other, that waits to be gone on with."""
+    """A fresh copy of a run, in place of any other, as if it had been interrupted."""
     shutil.rmtree("runs", ignore_errors=True)
     shutil.copytree(trained, "runs")
     (config,) = Path("runs").glob("*/config.json")

@@ -27,7 +27,7 @@ STOPPED = 3
 
 @contextmanager
 def stopped_by(monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Path], None]) -> Iterator[None]:
-    """What happens to the run's folder when its third checkpoint has just begun."""
+    """Do this to the run's folder when its third checkpoint has just begun."""
     count, sync = [0], RunFolder.sync_rows
 
     def begun(self: RunFolder) -> None:
@@ -109,7 +109,7 @@ def test_a_folder_that_may_no_longer_be_written(texts, trained, capsys, monkeypa
         Path(folder).chmod(0o777)
         monkeypatch.chdir(folder)
         user = os.geteuid()
-        if user == 0:  # who may do everything, so it works as somebody else
+        if user == 0:  # root may do everything, so somebody else runs it
             os.seteuid(65534)
         try:
             with stopped_by(monkeypatch, lambda run: run.chmod(0o555)):

@@ -27,7 +27,7 @@ BYTES = st.one_of(st.binary(max_size=200), LINES.map(str.encode), LINES.map(lamb
 
 
 def one_sentence(error: Exception, *about: str) -> None:
-    """What a person can read: some words on one line that begin with what they are about, or name it."""
+    """Assert that a person can read it: some words on one line, which name what they are about."""
     said = str(error)
     assert any(name in said for name in about)
     assert len(said.split()) >= 4

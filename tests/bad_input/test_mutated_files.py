@@ -1,6 +1,6 @@
 """Files that are broken at random: each is read, or refused with a sentence, and never with a traceback.
 
-The mutations are drawn from fixed seeds. A part runs with every test; the whole takes most of an hour:
+The mutations are drawn from fixed seeds. A part runs with all other tests; the whole takes most of an hour:
 
     python -m pytest -m "slow or long" tests/bad_input/test_mutated_files.py
 """
@@ -32,7 +32,7 @@ QUICK = {
 }
 """How many mutations each test run tries of the files that are made and read in a moment."""
 WHOLE = 12
-"""How many the whole tries of each file and reader."""
+"""How many the whole tries for each file and reader."""
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # a warning is no traceback
 

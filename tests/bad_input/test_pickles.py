@@ -40,7 +40,7 @@ def test_text_that_is_a_pickle(run, capsys, name, start):
 
 @pytest.fixture
 def masked(run):
-    """A run whose target types are looked at."""
+    """A run whose ``target_vocab.npy`` is read."""
     config = json.loads((run / "config.json").read_text())
     config["config"]["data"]["target_vocab_mask"] = True
     (run / "config.json").write_text(json.dumps(config))

@@ -125,7 +125,7 @@ def test_no_permission(texts, capsys, monkeypatch):
 
 
 class _nobody:
-    """Root may do everything, so it works as somebody else."""
+    """Root may do everything, so somebody else runs the block."""
 
     def __enter__(self) -> None:
         self.user = os.geteuid()

@@ -1,6 +1,6 @@
 """A Ray cluster of a head and a second node, of one CPU each, until standard input closes.
 
-It prints a line of JSON: the address, and the process of the second node from which all of its others come.
+It prints a line of JSON: the address, and the id of the process that started all others of the second node.
 """
 
 import json

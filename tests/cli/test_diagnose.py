@@ -70,7 +70,7 @@ def test_a_recipe_prints_its_findings_and_writes_a_page(here, capsys):
     said = capsys.readouterr().out
     assert said.splitlines()[0].startswith(("nothing found in ", "warning: "))
     assert (title := "post, 2+2 layers of width 16") in said.splitlines()
-    # though a linear decay over 4,000 steps has lost one of them at its first step
+    # as typed, although a linear decay over 4,000 steps takes off a 4,000th in the first step
     assert "Adam, lr 5e-4" in said
     assert re.search(r"^note +encoder .*Post-LN", said, re.MULTILINE)
     assert "layers = 2, sublayers = 4, post = 4;" in said

@@ -141,7 +141,7 @@ def setup(model="build", batch="batch", loss="loss"):
 
 
 def refused(words, capsys):
-    """What was said of it; nothing was written."""
+    """The one sentence that refuses a command, which writes nothing."""
     assert main(["diagnose", *words]) == 2
     told = capsys.readouterr()
     assert told.out == ""

@@ -23,7 +23,7 @@ def test_every_property_is_explained_and_nothing_else():
 def test_no_part_is_empty(name):
     parts = asdict(KNOWN[name])
     empty = {part for part, text in parts.items() if not text.strip()}
-    assert empty in ({"bug"}, {"paper"})
+    assert empty in ({"bug"}, {"paper"})  # the source is one of the two
     assert KNOWN[name].source.startswith("https://")
     assert all(text == text.strip() for text in parts.values())
 

@@ -51,7 +51,7 @@ def test_the_page_of_an_instrument_fits_on_a_screen(name, capsys):
 def test_the_options_of_recipes_have_a_page_of_their_own(name, capsys):
     of_command, of_recipes = printed(capsys, name, "--help"), printed(capsys, name, "--help-recipe")
     assert "--help-recipe" in of_command
-    steps = {"--steps"} if name in ("trial", "transfer") else set()  # those of a trial
+    steps = {"--steps"} if name in ("trial", "transfer") else set()  # a trial has steps of its own
     assert set(FLAG.findall(of_command)) & OF_CONFIGURATION == steps
     assert set(FLAG.findall(of_recipes)) >= OF_CONFIGURATION - steps
 

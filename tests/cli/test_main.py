@@ -120,7 +120,7 @@ def test_another_error_of_torch_is_not_one_of_memory(capsys):
 
 
 def test_what_is_not_utf8_is_refused(capsys):
-    """As Python has the bytes of an argument that UTF-8 does not know."""
+    # Python writes a byte of an argument that is not UTF-8 as a surrogate like this one
     assert main(["run", "translate", "abc", "--prefix", "\udce4"]) == 2
     said = capsys.readouterr().err
     assert "'\\udce4'" in said

@@ -1,4 +1,4 @@
-"""A placement, a norm and a schedule of the user's own, from a module outside the package, as it is typed."""
+"""A placement, a norm and a schedule of the user's own, from a module outside the package, at the prompt."""
 
 from __future__ import annotations
 

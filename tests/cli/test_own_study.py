@@ -1,4 +1,4 @@
-"""A study of the user's own, with its rule and its charts, from a module outside the package, typed."""
+"""A study of the user's own, with its rule and charts, from a module outside the package, at the prompt."""
 
 from __future__ import annotations
 

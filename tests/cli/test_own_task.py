@@ -1,5 +1,5 @@
 """A task of the user's own, with a corpus, a model and metrics of its own, from a module outside the package,
-as it is typed: it is trained, listed, compared, reported, diagnosed and resumed without a line in ``src``.
+at the prompt: it is trained, listed, compared, reported, diagnosed and resumed without a line in ``src``.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def test_a_task_of_ones_own_is_compared_in_worker_processes(here):
         assert set(recipe.means) == set(recipe.scores) == {"accuracy", "f1", "nll"}
         mean = recipe.means["f1"]
         assert 0 <= mean.low <= mean.value <= mean.high <= 1, "one score at every seed has no width"
-        half = 0.0005  # of the last digit shown: so far from 1 a perfect score is taken to be
+        half = 0.0005  # half of the last digit shown: a perfect score counts as this far below 1
         assert min(recipe.scores["f1"]) - half <= mean.value <= max(recipe.scores["f1"]) + half
         assert IGNORES_SOURCE not in recipe.outcomes, "one answer for most rows is no failure here"
     assert {sample.reference for sample in comparison.samples} <= {"odd", "even"}

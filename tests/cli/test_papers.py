@@ -32,7 +32,7 @@ from report.reproductions import ARTEFACT
 from reviewed_findings import REVIEWED
 
 COLUMNS = 100
-"""The width of the list of findings, for a terminal of that many columns."""
+"""The list of findings must fit a terminal of this many columns."""
 PLAIN = replace(ARTEFACT, drawings=())
 """Its page is quick to make."""
 FAILING = replace(PLAIN, id="example.fails")
@@ -57,7 +57,7 @@ def found(artefact: Artefact = PLAIN) -> Reproduction:
 
 @pytest.fixture
 def measured(monkeypatch, tmp_path) -> list[tuple]:
-    """Three artefacts in place of the papers'; what was measured, with the folder of data."""
+    """Put three artefacts in place of the papers'; return what was measured, with its folders."""
     calls: list[tuple] = []
 
     def reproduce(artefact, root, say):

@@ -43,7 +43,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def compare_until_done(folder: Path, draw: random.Random | None) -> list[str]:
-    """Type the command until it ends well, killing a process of it every so often; who was killed."""
+    """Type the command until it ends well, killing a process of it every so often; return who was killed."""
     folder.mkdir()
     killed: list[str] = []
     with (folder / "out.txt").open("w") as out:

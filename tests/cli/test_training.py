@@ -51,7 +51,7 @@ def test_flags_are_fields_of_the_configuration(tmp_path):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder of two runs: one with an average that was stopped early, and one that starts from it."""
+    """A folder with a run that was stopped early and has an average of its last weights."""
     root = tmp_path_factory.mktemp("training")
     config = tiny(write_text(root / "text"), steps=50, validate_every_steps=2, dev_decode_sentences=2)
     config = replace(config, train=replace(config.train, average_last=2, early_stopping_patience=1))

@@ -134,7 +134,7 @@ def test_a_rate_that_carries_is_exit_code_0(here, capsys):
 def test_the_table_has_the_rates_of_the_trials_and_multiples_where_sizes_have_rates_of_their_own(
     here, capsys
 ):
-    """At every width the best rate is twice that of the setup, which goes with one over the width."""
+    """At every width the best rate is twice the setup's own, which falls as one over the width."""
     assert main(["transfer", f"{FILE}:scaled", *SMALL, *CARRIES]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     found = {row[0]: (float(row[2]), row[3]) for row in rows if row[:1] in (["4"], ["8"], ["16"])}

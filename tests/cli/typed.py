@@ -16,7 +16,7 @@ TINY = (
 
 
 def normlab(*args, cwd, env=None, input=""):  # noqa: A002 (subprocess's name)
-    """What a command says and how it ends; its process does not wait for torch, which its parent has."""
+    """What a command says and how it ends; its process need not load torch, which its parent has loaded."""
     with TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("in", "out", "err")]
         files[0].write_text(input)

@@ -21,7 +21,7 @@ from zoo import PostNorm
 
 
 class Tower(nn.Module):
-    """A stack of four, and a scalar of its output where it is the loss."""
+    """A stack of Post-LN layers, and a head."""
 
     def __init__(self, dim=16, layers=4):
         super().__init__()
@@ -48,7 +48,7 @@ def square(model, batch):
 
 @pytest.fixture(scope="module")
 def seen():
-    """Standard on a small Post-LN encoder-decoder."""
+    """The standard diagnosis of a small Post-LN encoder-decoder."""
     subject = translating("post", encoder_layers=3, decoder_layers=3)
     return diagnose(subject.model, BATCH[:2], loss=labelled, lr=1e-3)
 

@@ -218,7 +218,7 @@ def command_line(*more):
 
 
 def lines_of(here):
-    """What the scripts have written: a line at the begin and at the end of each run."""
+    """What the scripts have written: a line at the beginning and at the end of each run."""
     path = here / "ran.txt"
     return path.read_text().splitlines() if path.exists() else []
 

@@ -1,4 +1,4 @@
-"""The loop of sixty proposals: docs/judge-loop.md has the kept results, and these hold what it says."""
+"""The loop of sixty proposals: the tables of docs/judge-loop.md are those of the kept results."""
 
 from __future__ import annotations
 

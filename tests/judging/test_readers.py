@@ -1,4 +1,4 @@
-"""Scores are read from ten forms that other programs write; what is damaged is refused with a sentence."""
+"""Scores are read from the forms that other programs write; what is damaged is refused with a sentence."""
 
 from __future__ import annotations
 

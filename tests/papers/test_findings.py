@@ -1,4 +1,4 @@
-"""normlab's own findings: every answer follows from its intervals, and no regime that speaks is unsaid."""
+"""normlab's own findings: an answer follows from its intervals, and each result that measures it is named."""
 
 from __future__ import annotations
 

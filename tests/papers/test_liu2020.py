@@ -16,7 +16,7 @@ MODELS = PARAMETERS.settings["models"]
 """Name to size, layers of both stacks, and the number of types that the paper's "about" is read as."""
 PLACEMENTS = ("post", "pre", "admin")
 VOCABULARIES = {10_000: (9_700, 11_600), 37_000: (35_900, 37_200), 44_500: (43_700, 44_600)}
-"""Chosen, and from where to where the counts round as published, to the hundred."""
+"""The size chosen for a corpus, and the range, to the hundred, in which all counts round as published."""
 
 
 def count(model: ModelConfig, vocab_size: int) -> int:

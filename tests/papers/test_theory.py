@@ -1,4 +1,4 @@
-"""The setting of the theory: its networks against lines written out, its facts against other ways to them."""
+"""The setting of the theory: its networks against formulas, its facts against other ways to them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_norm_s_factor_is_two_thirds_with_the_correction_of_the_width():
 
 
 def test_the_mean_field_has_the_scale_of_a_wide_network():
-    """Of the mean over seeds: tokens become alike, so that one network counts like one draw."""
+    """As a mean over seeds: tokens become alike, so that one network counts as one draw."""
     depths = (1, 3)
     expected = mean_field_scales(16, depths)
     seen = [

@@ -1,8 +1,8 @@
-"""A process in which nothing beside normlab's base dependencies can be imported.
+"""A process in which nothing that normlab's extras bring can be imported.
 
 ``python bare.py measure FOLDER`` runs the instruments on a tiny model: their results go to
 ``FOLDER/NAME.json``, the pages that they write to ``FOLDER/measured``. ``python bare.py draw FOLDER`` draws
-the pages of such results in ``FOLDER/drawn``, and writes which modules that loads.
+the pages of such results in ``FOLDER/drawn``, and writes down which modules that loads.
 """
 
 from __future__ import annotations

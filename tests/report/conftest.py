@@ -10,8 +10,8 @@ from report import example
 
 @pytest.fixture(scope="module", autouse=True)
 def unvalidated(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Altair checks each part of a chart against its schema, which takes most of a page's time: that is done
-    where charts are tested.
+    """Keep Altair from checking each part of a chart against its schema, which takes most of a page's time,
+    but where charts are tested.
     """
     if request.module.__name__.endswith(("test_pictures", "test_browser")):
         yield

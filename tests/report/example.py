@@ -132,7 +132,7 @@ def _run(root: Path, name: str, lr: float, seed: int, end: float | str, rows: in
 def _metrics(
     random: np.random.Generator, end: float | str, lr: float, rows: int
 ) -> list[dict[str, float | str]]:
-    """A loss that falls from ln V towards where the score says, hangs at the entropy, or goes up and away."""
+    """A loss that falls from ln V to what fits the score, hangs at the entropy, or goes up and away."""
     final = ENTROPY if isinstance(end, str) else 3.0 - end / 25
     pace = 0.05 + 60 * lr * (0.4 if isinstance(end, str) else 1.0)
     found: list[dict[str, float | str]] = []
@@ -187,7 +187,7 @@ def _sample(number: int, recipes: tuple[str, ...]) -> Sample:
 
 
 def without_runs(comparison: Comparison) -> Comparison:
-    """The same comparison whose first recipe's runs have ids that no folder has."""
+    """The same comparison, but no folder has the ids of the first recipe's runs."""
     first, *others = comparison.recipes
     lost = dataclasses.replace(
         first,

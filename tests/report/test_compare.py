@@ -57,7 +57,7 @@ def html(comparison: Comparison, root: Path) -> str:
 
 @pytest.fixture(scope="module")
 def otherwise(comparison: Comparison, root: Path) -> str:
-    """A page on which much is otherwise: lost runs, a forced recipe, dev as test text, no command."""
+    """A page of the other cases: lost runs, a forced recipe, dev as test text, no command."""
     lost = example.without_runs(comparison)
     said = {"in short": "what it is", "placement": "its equation"}
     forced = dataclasses.replace(lost.recipes[0], forced="nobody defines <it>", explained=said)

@@ -24,7 +24,7 @@ def drawn(drawing, rows, legend=LEGEND):
 
 
 def of(chart, mark: str) -> list[dict]:
-    """The layers of that mark, each with its data, which a chart of one layer holds for it."""
+    """The layers of that mark, each with its data, which the layer or the chart holds."""
     whole = chart.to_dict()
     wanted = [layer for layer in whole["layer"] if layer["mark"]["type"] == mark]
     names = [layer.get("data", whole.get("data"))["name"] for layer in wanted]

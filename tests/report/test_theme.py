@@ -8,7 +8,7 @@ from cases import each
 from normlab.report.charts.drawing import rows
 from normlab.report.charts.theme import DASHES, INK, PALETTE, Mode, colour, dash, theme
 
-# Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
+# How colours are seen: Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 SIGHT = {
     "normal": np.eye(3),
     "protanopia": np.array(

@@ -1,4 +1,4 @@
-"""The page of a transfer: its pictures, what one seed or none has, the coordinate check with its fault."""
+"""The page of a transfer: its pictures, rates with one seed or none, the coordinate check and its fault."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ LABORATORY = ("normlab.lab", "normlab.nn", "normlab.optim", "normlab.papers", "t
 
 
 def write_made(folder: Path) -> None:
-    """Results made by hand, which show what a small measurement has no reason to show."""
+    """Write results made by hand, which hold what a small measurement has no reason to hold."""
     made = {"check": {**REPORTS[0], "facts": {}}, "trial": trials().to_dict(), "diagnosis": plain()}
     for name, result in made.items():
         (folder / f"{name}.json").write_text(json.dumps(to_plain(result)), encoding="utf-8")
@@ -116,7 +116,7 @@ def rows_of(folder: Path) -> list[Any]:
 
 
 def about_lines(folder: Path) -> set[str]:
-    """What the page of a watched training says of the lines in its charts alone."""
+    """What the page of a watched training says about its charts' lines, and only beside charts."""
     sections = [*sublayer_sections(rows_of(folder)), *module_sections(rows_of(folder))]
     return {section.marks for section in sections}
 
@@ -127,7 +127,7 @@ def test_every_text_outside_the_charts_is_there(
     folder: Path, with_charts: dict[str, Read], without: dict[str, Read], name: str
 ) -> None:
     expected = [text for text in with_charts[name].texts if text not in about_lines(folder)]
-    remaining = iter(without[name].texts)
+    remaining = iter(without[name].texts)  # an iterator: the texts must come in the same order
     missing = [text for text in expected if text not in remaining]
     assert len(expected) > 10
     assert missing == []

@@ -32,12 +32,12 @@ def kinked(u: np.ndarray) -> np.ndarray:
 
 
 def cliff(u: np.ndarray) -> np.ndarray:
-    """A quadratic of which what is more than 1.6 octaves too high diverges."""
+    """A quadratic whose rates more than 1.6 octaves too high diverge."""
     return np.where(u > 1.6, np.inf, 0.03 * u**2)
 
 
 def drifting(first: float, last: float, sizes: int = 4) -> list[Shape]:
-    """Minima whose skew goes with the size."""
+    """Minima whose skew changes with the size."""
     return [skewed(float(skew)) for skew in np.linspace(first, last, sizes)]
 
 

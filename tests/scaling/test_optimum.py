@@ -108,7 +108,7 @@ def coverage(
 
 
 def least(draws: int, rate: float) -> int:
-    """So many of so many draws are reached with 99.9% where each is with this rate."""
+    """How many of these draws succeed at least, with a chance of 99.9%, if each succeeds at this rate."""
     return int(binom.ppf(0.001, draws, rate))
 
 

@@ -127,7 +127,7 @@ def test_a_row_that_is_stopped_goes_on_and_is_kept(
     assert re.fullmatch(r"0\.50x \(.*\): \*\*shifts\*\*", small.cell(row, small.kept()))
     assert small.cell(other, small.kept()) == small.NOT_MEASURED
     monkeypatch.setitem(small.SEEDS, "width", 4)
-    assert small.kept() == {}  # of another plan
+    assert small.kept() == {}  # what was kept under another plan does not count
 
 
 def test_a_row_that_another_process_has_is_left_to_it(small: Any, tmp_path: Path):

@@ -32,7 +32,7 @@ RATES = tuple(0.1 / 8 * 2.0**k for k in range(-2, 3))
 
 @pytest.fixture(autouse=True, scope="module")
 def _without_coordinates() -> Iterator[None]:
-    """What the check says of a model is tested beside it; here it takes time."""
+    """Leave out the coordinate check, which has tests of its own and takes time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coordinates, "SHARE", 0.0)
         yield

@@ -1,4 +1,4 @@
-"""Digests of a setup: what changes the losses of trials changes them, and nothing else does."""
+"""Digests of a setup: what changes the losses of its trials changes a digest, and nothing else does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observation under data parallelism of two gloo ranks: the same numbers, and records of one's own."""
+"""Observation under data parallelism of two gloo ranks: no step changes, and each has its own records."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def work(rank: int, folder: str, path: list[str]) -> None:
-    """Of one rank: what it saw, into a file."""
+    """Run one rank, and write what it saw to a file."""
     sys.path[:] = path
     torch.set_num_threads(1)
     distributed.init_process_group(

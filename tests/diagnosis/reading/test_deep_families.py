@@ -18,7 +18,7 @@ GPT2 = {"n_embd": DIM, "n_layer": LAYERS, "n_head": 2}
 
 
 def found(name: str, config: str, **sizes: int) -> Diagnosis:
-    """With the standard deviation that Xavier has for a square matrix, which theory is about."""
+    """Start with the standard deviation of Xavier for a square matrix, as theory does, and diagnose."""
     torch.manual_seed(0)
     model = getattr(tf, name)(
         getattr(tf, config)(vocab_size=100, initializer_range=DIM**-0.5, **SPECIAL, **sizes)

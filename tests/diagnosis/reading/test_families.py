@@ -1,4 +1,4 @@
-"""Other people's classes, random weights, tiny."""
+"""Tiny models of other people's classes, with random weights, are read."""
 
 from __future__ import annotations
 

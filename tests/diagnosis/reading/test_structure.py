@@ -30,7 +30,7 @@ PLACEMENTS = {
     "admin_rescaled": {"post"},
     "hybridnorm": {"post", "other"},
 }
-"""Of sublayers as they are read; every other placement of ours is none of these three."""
+"""How the sublayers of a placement are read; those of all other placements of ours are read as "other"."""
 
 
 def unchanged(model: nn.Module, read) -> None:

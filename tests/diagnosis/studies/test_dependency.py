@@ -93,7 +93,7 @@ def slow(model: nn.Module, stack: nn.Module, real: Tensor) -> dict[tuple[int, in
 
 
 def without_norm_biases(config) -> nn.Module:
-    """Where a branch is normed, the norm's bias belongs to the branch, and not to r."""
+    """A model whose norms have no bias: where a branch is normed, a bias is part of the branch, not of r."""
     model = perturbed(config)
     for module in model.modules():
         if isinstance(module, LayerNorm):
@@ -126,7 +126,7 @@ def test_a_norms_own_bias_is_nobodys(name):
 
 
 class Noise(nn.Module):
-    """A branch that does not look."""
+    """A branch that does not look at its input."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

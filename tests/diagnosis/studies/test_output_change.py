@@ -138,7 +138,7 @@ def encoder(placement: str, layers: int, seed: int) -> Subject:
 
 @pytest.fixture(scope="module")
 def laws() -> dict[str, dict[str, LawFit]]:
-    """Of a random change over the prefixes of 24 layers, two starts each."""
+    """The laws fitted to random changes over the prefixes of 24 layers, from two starts each."""
     found = {}
     for placement in ("post", "pre", "admin"):
         tables = [output_change(encoder(placement, 24, seed), seeds=[seed]) for seed in range(2)]
