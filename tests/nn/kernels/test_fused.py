@@ -13,6 +13,11 @@ from normlab.nn.kernels.fused import erf_scaled, root_mean_square_normed, scaled
 SHAPES = [(1, 1), (7, 3), (2, 5, 33), (3, 1, 4, 64)]
 
 
+def last_operation(y: torch.Tensor) -> str:
+    """The name of the node that made y, in which the fast path and the plain one differ."""
+    return type(y.grad_fn).__name__
+
+
 def compared(norm, *given: torch.Tensor, tolerance: float) -> None:
     def passes() -> list[torch.Tensor]:
         y = norm(*given)
@@ -22,6 +27,7 @@ def compared(norm, *given: torch.Tensor, tolerance: float) -> None:
     fast = passes()
     with reference():
         plain = passes()
+    assert last_operation(fast[0]) != last_operation(plain[0]), "the plain path was compared with itself"
     assert [t.dtype for t in fast] == [t.dtype for t in plain]
     torch.testing.assert_close(fast, plain, rtol=tolerance, atol=tolerance)
 
@@ -31,12 +37,11 @@ def rows(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return (3 * torch.randn(shape, dtype=torch.float64)).to(dtype).requires_grad_()
 
 
-types = each(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 4e-2)], ids=str
-)
+WIDE_TYPES = [(torch.float64, 1e-12), (torch.float32, 2e-5)]
+wide_types = each(("dtype", "tolerance"), WIDE_TYPES, ids=str)
 
 
-@types
+@each(("dtype", "tolerance"), [*WIDE_TYPES, (torch.bfloat16, 4e-2)], ids=str)
 @each("shape", SHAPES)
 def test_rows_brought_to_a_length(shape, dtype, tolerance):
     x = rows(shape, dtype)
@@ -44,7 +49,7 @@ def test_rows_brought_to_a_length(shape, dtype, tolerance):
     compared(scaled_to, x, torch.tensor([2.5], dtype=dtype, requires_grad=True), tolerance=6 * tolerance)
 
 
-@types
+@wide_types
 @each("shape", SHAPES)
 @each("scale", [1.0, 1e-3])
 def test_root_mean_squares(shape, dtype, tolerance, scale):
@@ -56,7 +61,7 @@ def test_root_mean_squares(shape, dtype, tolerance, scale):
     )
 
 
-@types
+@wide_types
 @each("shape", SHAPES)
 @each("alpha", [0.5, -2.0, 0.0])
 def test_tanh_and_erf_with_gains(shape, dtype, tolerance, alpha):
@@ -78,11 +83,15 @@ def test_a_tanh_of_the_largest_numbers_is_one():
     assert x.grad.tolist() == [[0, 0, 0.5, 0, 0]]
 
 
-def test_one_short_row_takes_the_plain_path():
+def test_one_short_row_takes_all_rows_to_the_plain_path():
     x = rows((4, 6), torch.float32).detach()
     x[2] *= 1e-7
     x[3] = 0
     y = scaled_to(x.requires_grad_(), 2.0)
+    with reference():
+        plain = scaled_to(x, 2.0)
+    assert last_operation(y) == last_operation(plain)
+    assert last_operation(scaled_to(x[:2], 2.0)) != last_operation(plain), "two long rows are no reason"
     y.sum().backward()
     lengths = y.detach().norm(dim=-1)
     assert lengths[:2].tolist() == pytest.approx([2.0, 2.0])
@@ -132,6 +141,15 @@ NORMS = {
     "tanh": lambda x: tanh_scaled(x, *(x.new_full((n,), 0.3) for n in (1, 4, 4))),
     "erf": lambda x: erf_scaled(x, *(x.new_full((n,), 0.3) for n in (1, 1, 4, 4))),
 }
+
+
+@pytest.mark.parametrize("name", sorted(NORMS.keys() - {"length"}))
+def test_halves_take_the_plain_path(name):
+    halves, singles = rows((3, 4), torch.bfloat16), rows((3, 4), torch.float32)
+    with reference():
+        plain = NORMS[name](halves)
+    assert last_operation(NORMS[name](halves)) == last_operation(plain)
+    assert last_operation(NORMS[name](singles)) != last_operation(plain)
 
 
 @pytest.mark.parametrize("name", NORMS)

@@ -139,24 +139,28 @@ def test_reference_is_left_again_even_by_an_error():
 def test_a_compiled_function_follows_the_switch():
     """Compiled outside the block, it takes the plain path inside, and the fast one again after it."""
     q = torch.randn(1, 2, 3, 4)
-    compiled = torch.compile(lambda: ops.attention(q, q, q, mask=None, causal=True, p=0.0), backend=names_of)
-    OPERATIONS.clear()
+    fused_in_each_call: list[bool] = []
+
+    def backend(graph, inputs):
+        """Run a graph as it is, and note at each call whether the fused kernel is in it."""
+        fused = any("scaled_dot_product" in str(node.target) for node in graph.graph.nodes)
+
+        def run(*args):
+            fused_in_each_call.append(fused)
+            return graph.forward(*args)
+
+        return run
+
+    compiled = torch.compile(lambda: ops.attention(q, q, q, mask=None, causal=True, p=0.0), backend=backend)
     with torch.no_grad():
-        compiled()
+        before = compiled()
         with reference():
-            compiled()
-        compiled()
+            inside = compiled()
+        after = compiled()
     torch._dynamo.reset()
-    assert [any("scaled_dot_product" in name for name in names) for names in OPERATIONS] == [True, False]
-
-
-OPERATIONS: list[list[str]] = []
-
-
-def names_of(graph, inputs):
-    """A backend that runs a graph as it is, and keeps what it calls."""
-    OPERATIONS.append([str(node.target) for node in graph.graph.nodes])
-    return graph.forward
+    assert fused_in_each_call == [True, False, True]
+    torch.testing.assert_close(inside, before)
+    assert torch.equal(after, before)
 
 
 def test_the_reference_is_twice_differentiable():
