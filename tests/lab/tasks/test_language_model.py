@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from cases import each
+from lab.tasks.starts import unequal_in_start, with_seeds
 from lab.training.tiny import tiny, tiny_language_model, write_plain
 from normlab.lab.data.tokenizer import EOS, PAD, UNK
 from normlab.lab.tasks import TASKS
@@ -155,11 +156,18 @@ def test_a_decoder_of_every_placement_learns_a_batch(prepared, placement):
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_the_start_depends_on_the_init_seed_and_the_first_batch_alone(prepared):
-    first, second = (task_of(prepared, "admin").build() for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    plain = [s.place for s in first.decoder.sublayers]
-    assert len({tuple(p.flatten()[:1].tolist()) for place in plain for p in place.parameters()}) > 1
+def test_the_start_depends_on_the_init_seed_and_the_first_batch_alone(prepared, monkeypatch):
+    """Admin's factors omega are set from the first batch, and everything else is drawn from the init seed."""
+    task = task_of(prepared, "admin")
+    assert unequal_in_start(task, with_seeds(task, dropout=2)) == []
+    assert "embedding.weight" in unequal_in_start(task, with_seeds(task, init=2))
+    other_batches = with_seeds(task, data=2)
+    unequal = unequal_in_start(task, other_batches)
+    assert unequal
+    assert all(name.endswith("omega") for name in unequal)
+    first_batch = task.blocks.at(0)
+    monkeypatch.setattr(other_batches.blocks, "at", {0: first_batch}.__getitem__)
+    assert unequal_in_start(task, other_batches) == [], "the first batch is the same, and no other is read"
 
 
 def test_its_time_is_that_of_its_text(prepared, monkeypatch):
