@@ -50,6 +50,16 @@ def missing_row(name: str):
     return edit
 
 
+def added_row(name: str):
+    """Write the last row twice."""
+
+    def edit(run: Path) -> None:
+        lines = (run / name).read_text().splitlines()
+        (run / name).write_text("".join(f"{line}\n" for line in [*lines, lines[-1]]))
+
+    return edit
+
+
 def edited_state(name: str, **fields: object):
     def edit(run: Path) -> None:
         content = json.loads((run / name).read_text())
@@ -88,11 +98,13 @@ def test_an_edit_is_seen(of_whole, copy, name, edit):
     ("name", "edit"),
     [
         ("metrics.jsonl", missing_row("metrics.jsonl")),
+        ("metrics.jsonl", added_row("metrics.jsonl")),
         ("probes.jsonl", missing_row("probes.jsonl")),
+        ("probes.jsonl", added_row("probes.jsonl")),
         ("probes.jsonl", edited_row("probes.jsonl", "value")),
     ],
 )
-def test_a_row_more_or_less_is_seen(of_whole, copy, name, edit):
+def test_a_row_less_a_row_more_and_another_number_are_seen(of_whole, copy, name, edit):
     edit(copy)
     assert differences(of_whole, outcome(RunFolder(copy))) == [name]
 

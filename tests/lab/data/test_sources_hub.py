@@ -301,10 +301,16 @@ def test_by_name_the_usual_splits_are_taken(hub, name, found):
     assert origin == {"Data set": f"{name}, en to de"}
 
 
-def test_a_data_set_by_name_prepares_and_trains_nothing_else(hub, tmp_path):
+def test_a_data_set_by_name_is_prepared_from_its_own_texts_alone(hub, tmp_path):
     config, corpus = prepare(DataConfig(dataset=f"hf:{hub}/wmt14", vocab_size=40, **LANGUAGES), tmp_path)
-    assert (len(corpus.train), len(corpus.dev), len(corpus.test_text)) == (5, 2, 3)
-    assert corpus.test_text.target == ["de test 0", "de test 1", "de test 2"]
+    for language, side in (("en", "source"), ("de", "target")):
+        lines_of = {
+            split: [f"{language} {split} {number}" for number in range(count)]
+            for split, count in ROWS.items()
+        }
+        assert sorted(corpus.tokenizer.decode(getattr(corpus.train, side))) == lines_of["train"]
+        assert list(getattr(corpus.dev_text, side)) == lines_of["validation"]
+        assert list(getattr(corpus.test_text, side)) == lines_of["test"]
     assert (
         corpus.facts["Training text"] == "wmt14:de-en#train.translation.en, wmt14:de-en#train.translation.de"
     )

@@ -6,6 +6,7 @@ import json
 import sys
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 from hypothesis import example, given, settings
@@ -59,10 +60,28 @@ def test_words_are_asked_for_once_and_forgotten_in_time(monkeypatch):
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_threads_share_what_is_known(monkeypatch, threads):
+def test_threads_get_the_ids_of_the_library_while_words_are_forgotten(monkeypatch, threads):
     monkeypatch.setattr(module, "MOST_WORDS", 5)
     lines = [[f"{'ab' * (i % 7)} {'a' * (k % 5)}" for k in range(40)] for i in range(60)]
     with ThreadPoolExecutor(threads) as pool:
         assert list(pool.map(TOKENIZER.encode, lines)) == [
             LearnedPairs.encode(TOKENIZER, part) for part in lines
         ]
+
+
+def test_threads_share_what_is_known():
+    asked = []
+
+    def whole(words):
+        asked.extend(words)
+        return [[len(word)] for word in words]
+
+    encode, all_have_begun = WordCache(whole, "_"), Barrier(4)
+
+    def encoded(lines):
+        all_have_begun.wait(60)  # so that each thread takes one of the four texts
+        return encode(lines)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(encoded, [["a bb ccc"]] * 4)) == [[[1, 2, 3]]] * 4
+    assert asked == ["a", "bb", "ccc"], "each word is asked for once, by one of the threads"

@@ -130,6 +130,9 @@ def test_any_state_keeps_its_seal(folder, state):
 def test_a_shared_parameter_is_stored_once(folder):
     model = perturbed(replace(CONFIG, encoder_placement="rezero"))
     save_checkpoint(folder, weights_state(model, 1))
+    alphas = [name for name in open_checkpoint(folder).weights() if name.endswith("place.alpha")]
+    first_of_each_layer = [f"encoder.sublayers.{number}.place.alpha" for number in (0, 2)]
+    assert sorted(alphas) == first_of_each_layer
     other = build_model(Seq2Seq, replace(CONFIG, encoder_placement="rezero"), VOCAB, 1).double()
     load_checkpoint(folder, other)
     first, second = (m.encoder.sublayers[0].place.alpha for m in (model, other))

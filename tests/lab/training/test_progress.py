@@ -92,7 +92,7 @@ def test_anything_else_is_refused(part, changed, why):
         ({"progress": {"step": 4}, "average": {"steps": 4}}, "average.steps must be a list, got 4"),
     ],
 )
-def test_so_it_is_of_any_weights(state, why):
+def test_weights_whose_steps_are_damaged_are_refused(state, why):
     checkpoint = Checkpoint(PLACE, state)
     with pytest.raises(CheckpointError) as refused:
         _ = checkpoint.progress(), checkpoint.averaged()

@@ -187,17 +187,37 @@ def test_nothing_is_started_once_its_time_is_over(stand_in, tmp_path):
     assert not queue.waiting
 
 
-def test_the_same_run_is_never_in_two_workers(stand_in, tmp_path):
-    """Two recipes may resolve to the same run."""
+def test_the_same_run_is_never_in_two_workers(workers, monkeypatch, tmp_path):
+    """Two recipes may resolve to the same run. A worker fails where it finds another one in its run."""
+    life = """
+import json, sys, time
+from pathlib import Path
+for line in sys.stdin:
+    mark_of_run = Path(sys.argv[1]) / str(json.loads(line)["seeds"]["init"])
+    try:
+        mark_of_run.touch(exist_ok=False)
+    except FileExistsError:
+        print("another worker is in this run", flush=True)
+        continue
+    time.sleep(0.3)
+    mark_of_run.unlink()
+    print("done", flush=True)
+"""
+    whole = module.subprocess.Popen
+    monkeypatch.setattr(
+        module.subprocess,
+        "Popen",
+        lambda command, **kwargs: whole([command[0], "-c", life, *command[4:]], **kwargs),
+    )
     first, second = named("slow", 1), named("slower", 1)
     assert run_id(first) == run_id(second)
     queue, ended = Queue(tmp_path, 2), []
     for config in (first, second, named("slow", 2)):
         queue.add(config)
     queue.run(lambda config: ended.append(config.recipe))
-    assert sorted(ended) == ["slow", "slow", "slower"]
-    assert len(stand_in) == 2
     assert queue.failed == {}
+    assert sorted(ended) == ["slow", "slow", "slower"]
+    assert len(workers) == 2
 
 
 def test_a_run_of_another_process_stays_theirs(stand_in, tmp_path):

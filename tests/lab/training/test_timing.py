@@ -103,7 +103,23 @@ def test_a_long_search_is_timed_in_part_and_scaled(text, tmp_path, monkeypatch):
     assert seconds.validation == pytest.approx(1.0 + 30 / 6 * ended(corpus, config)), "there are 30 dev pairs"
 
 
-def test_real_steps_are_timed_and_the_first_two_are_not_counted(text, tmp_path, monkeypatch):
+def test_the_first_two_steps_are_not_counted(text, tmp_path, monkeypatch):
+    data, corpus = prepare(text, tmp_path / "data")
+    clock = Ticks(monkeypatch)
+    step = Run.step
+    warm_up = iter([1000, 1000])
+
+    def step_that_warms_up(run):
+        clock.now += next(warm_up, 0)
+        step(run)
+
+    monkeypatch.setattr(Run, "step", step_that_warms_up)
+    monkeypatch.setattr(Translation, "rehearse", lambda self, model: (0.0, 0.0))
+    assert measure(tiny(data), corpus, steps=1).step == 11.0
+    assert next(warm_up, None) is None, "both were timed"
+
+
+def test_real_steps_on_the_first_batches_are_timed(text, tmp_path, monkeypatch):
     data, corpus = prepare(text, tmp_path / "data")
     config = tiny(data, grad_accum_steps=2)
     asked = []
