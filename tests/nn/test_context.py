@@ -10,9 +10,12 @@ from normlab.nn import Cache, Context
 
 
 def test_a_cache_must_be_told_of_the_position():
-    model = perturbed(CONFIG)
     with pytest.raises(RuntimeError, match=r"begin_step"):
         _ = Cache(1, 1, 4, torch.device("cpu")).mask
+
+
+def test_cross_attention_refuses_a_context_without_a_memory():
+    model = perturbed(CONFIG)
     with pytest.raises(ValueError, match=r"context\.memory"):
         model.decoder(torch.zeros(1, 2, 16, dtype=torch.float64), Context())
 

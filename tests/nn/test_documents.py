@@ -48,4 +48,7 @@ def test_gradients_are_finite_with_the_mask():
     model = decoder("pre").train()
     loss = model(IDS, DOCUMENTS).logsumexp(-1).sum()
     loss.backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name

@@ -210,13 +210,19 @@ def test_two_stacks_are_followed_each_from_its_own_start():
     both = nn.Sequential(first, second)
     with torch.no_grad():
         between = first(x)
-    alone = profile_(OwnNetwork("pre"), lambda: None)
     given = admin_(both, x)
     expected = list(given.values())[4:]
     again = OwnNetwork("admin")
     again.load_state_dict({n: p for n, p in second.state_dict().items() if "omega" not in n}, strict=False)
     assert list(admin_(again, between).values()) == pytest.approx(expected, rel=1e-5)
-    assert alone == {}
+
+
+def test_without_a_placement_that_depends_on_data_nothing_is_run_and_nothing_changes():
+    network, calls = OwnNetwork("pre"), []
+    before = {name: p.clone() for name, p in network.named_parameters()}
+    assert profile_(network, lambda: calls.append("forward")) == {}
+    assert calls == []
+    assert all(torch.equal(p, before[name]) for name, p in network.named_parameters())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 
 from contracts.variants import build, inputs, uniform
 from lab.training.tiny import run_of, tiny
+from normlab.errors import UserError
 from normlab.lab.training.checkpoint import load_checkpoint
 from normlab.lab.training.export import family_of
 from normlab.nn import after_step
@@ -67,5 +68,5 @@ def test_a_run_counts_optimizer_steps_and_goes_on_with_the_same_bits(config, tmp
 
 
 def test_no_family_of_hugging_face_has_the_factor(config):
-    with pytest.raises(Exception, match=r"decoder_placement .*prores"):
+    with pytest.raises(UserError, match=r"decoder_placement .*prores"):
         family_of(replace(config, task="language_model"))

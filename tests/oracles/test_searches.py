@@ -70,9 +70,11 @@ def next_log_p(model: Seq2Seq, source: Tensor, allowed: Tensor | None = None) ->
 
 
 def agree(found: list[Hypothesis], expected: searches.Ended) -> None:
-    """The same outputs, the same scores in order, and the same best output; others may change places."""
+    """The same outputs, each with its score, the best one first; others of equal scores may change places."""
     assert [h.score for h in found] == pytest.approx([score for score, _ in expected], abs=1e-5)
-    assert sorted(h.ids for h in found) == sorted(ids for _, ids in expected)
+    assert len(found) == len({tuple(h.ids) for h in found}), "an output is found once"
+    score_of = {tuple(ids): score for score, ids in expected}
+    assert {tuple(h.ids): h.score for h in found} == pytest.approx(score_of, abs=1e-5)
     assert found[0].ids == expected[0][1]
 
 
