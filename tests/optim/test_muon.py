@@ -57,25 +57,29 @@ class TorchsOwn:
     """torch.optim.Muon of each matrix by itself, and AdamW of everything else."""
 
     def __init__(self, model, config, adjust):
-        self.model, kinds = model, {"matrices": [], "decayed": [], "others": []}
+        self.model = model
+        rows_of_packed = {"qkv": (16, 8, 8), "inner": (24, 24), "out": (16,), "outer": (16,)}
+        tables, vectors = [], []
+        self.pieces = []
+        """A packed parameter, the row at which one of its matrices begins, and a copy of that matrix."""
         for name, p in model.named_parameters():
-            hidden = "sublayers" in name and p.dim() == 2
-            kinds["matrices" if hidden else "decayed" if p.dim() == 2 else "others"].append(p)
-        packed = {"qkv": (16, 8, 8), "inner": (24, 24), "out": (16,), "outer": (16,)}
-        names = {id(p): name.split(".")[-2] for name, p in model.named_parameters()}
-        self.pieces = [
-            (p, begin, torch.nn.Parameter(p.detach()[begin : begin + rows].clone()))
-            for p in kinds["matrices"]
-            for sizes in [packed[names[id(p)]]]
-            for begin, rows in zip((0, *torch.tensor(sizes).cumsum(0).tolist()), sizes, strict=False)
-        ]
+            if p.dim() != 2:
+                vectors.append(p)
+            elif "sublayers" not in name:
+                tables.append(p)
+            else:
+                begin, layer = 0, name.split(".")[-2]
+                for rows in rows_of_packed[layer]:
+                    piece = torch.nn.Parameter(p.detach()[begin : begin + rows].clone())
+                    self.pieces.append((p, begin, piece))
+                    begin += rows
         self.rates = [torch.zeros(()) for _ in range(2)]
         muon, adam = self.rates
         self.muon = torch.optim.Muon(
             [piece for *_, piece in self.pieces], muon, config.weight_decay, 0.95, adjust_lr_fn=adjust
         )
         self.adam = torch.optim.AdamW(
-            [{"params": kinds["decayed"]}, {"params": kinds["others"], "weight_decay": 0.0}],
+            [{"params": tables}, {"params": vectors, "weight_decay": 0.0}],
             adam,
             config.betas,
             config.eps,

@@ -103,7 +103,7 @@ def test_deviations_at_the_start_are_those_of_the_tables(name, dim, layers, embe
     model = model_of(name, dim, layers, embedding=embedding)
     for path, p, kind in kinds(model):
         if kind == "embedding":
-            (std,) = {BASE_DIM**-0.5}
+            std = BASE_DIM**-0.5
         elif kind == "hidden":
             packed = 3 if "qkv" in path else 1
             outs, ins = (n * BASE_DIM // dim for n in (p.shape[0] // packed, p.shape[1]))

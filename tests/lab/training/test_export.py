@@ -65,6 +65,10 @@ def test_logits_are_the_same(recipe, changes, kind):
     assert apart < 1e-5 * max(largest, 1.0)
 
 
+UNKNOWN = {"WordPiece": 1, "Llama 2": 0}
+"""Their own number of the entry for unknown characters, by kind."""
+
+
 @each(
     ("kind", "recipe"),
     [("GPT-4", "like:gpt2"), ("WordPiece", "like:llama"), ("Llama 2", "like:llama"), ("Gemma", "like:olmo2")],
@@ -75,7 +79,7 @@ def test_a_tokenizer_of_others_keeps_its_numbers(tmp_path, kind, recipe):
     theirs = KINDS.get(kind, library)()
     ours, text = parse(theirs.to_str().encode()), "one two"
     config, model = drawn(recipe, {"kv_heads": 0}, ours.vocab_size)
-    backend, rows = entries_of(ours)
+    backend, rows = entries_of(ours)  # row i is our number for the exported number i
     out = tmp_path / kind
     hugging_face(family_of(config), config, model, rows).save_pretrained(out)
     write_tokenizer(backend, rows, out)
@@ -85,14 +89,18 @@ def test_a_tokenizer_of_others_keeps_its_numbers(tmp_path, kind, recipe):
     assert ids[0, 1:].tolist() == theirs.encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(ids[0], skip_special_tokens=True) == text
     assert rows[ids[0]].tolist() == prompt_of(ours, text)
-    assert other.config.eos_token_id == ids[0, 0] == (0 if kind == "GPT-4" else theirs.get_vocab_size())
-    unknown = {"WordPiece": 1, "Llama 2": 0}.get(kind)
-    columns = [
-        EOS if number == ids[0, 0] else UNK if number == unknown else number + 4
-        for number in range(len(tokenizer))
-    ]
+    # The end of a text is their own separator in GPT-4's kind, and the others get one after their last entry.
+    end = 0 if kind == "GPT-4" else theirs.get_vocab_size()
+    assert ids[0, 0] == end
+    assert other.config.eos_token_id == end
+    # Ours are theirs plus four, as ours begin with four special ones. Two of these four are what they use for
+    # the end of a text and for unknown characters.
+    our_numbers = [number + 4 for number in range(len(tokenizer))]
+    our_numbers[end] = EOS
+    if kind in UNKNOWN:
+        our_numbers[UNKNOWN[kind]] = UNK
     with torch.no_grad():
-        expected = model(torch.tensor([prompt_of(ours, text)]))[..., columns]
+        expected = model(torch.tensor([prompt_of(ours, text)]))[..., our_numbers]
         apart = (other(ids).logits - expected).abs().max()
     assert apart < 1e-5 * max(float(expected.abs().max()), 1.0)
 
