@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from scripts import script
@@ -41,11 +43,21 @@ def test_the_deep_ones_are_both_placements_at_both_starts():
     assert leaning[:2] == ["warning", "note"]
 
 
+def wordings(findings: list[dict[str, str]]) -> dict[tuple[str, str], str]:
+    """The sentences by name and severity, with signs in place of the names of modules and of numbers."""
+    sentences = {(f["name"], f["severity"]): f["sentence"] for f in findings}
+    without_modules = {key: re.sub(r"\bbert\.[\w.]+", "M", said) for key, said in sentences.items()}
+    return {key: re.sub(r"-?\d+(\.\d+)?", "N", said) for key, said in without_modules.items()}
+
+
 @pytest.mark.slow
 def test_the_findings_are_worded_as_they_are_today():
-    today = {f["name"]: f["sentence"] for f in foreign.deep(foreign.bert, 2, foreign.STARTS[0])["findings"]}
-    kept = {f["name"]: f["sentence"] for f in KEPT["deep"][2]["findings"]}
-    assert today.keys() & kept.keys() >= {"placement", "hidden_scale", "residual_dependency", "updates"}
-    for name in today.keys() & kept.keys():
-        words = [sentence.split()[:3] for sentence in (today[name], kept[name])]
-        assert words[0] == words[1], "type: python benchmarks/foreign.py --write"
+    """Numbers and layers differ, since the model of today's findings has two layers only."""
+    today = wordings(foreign.deep(foreign.bert, 2, foreign.STARTS[0])["findings"])
+    kept = wordings(KEPT["deep"][2]["findings"])
+    of_both = today.keys() & kept.keys()  # the others have another severity, and so another advice
+    assert {name for name, _ in of_both} >= {"placement", "hidden_scale", "residual_dependency", "updates"}
+    for name_and_severity in of_both:
+        assert today[name_and_severity] == kept[name_and_severity], (
+            "type: python benchmarks/foreign.py --write"
+        )

@@ -124,22 +124,28 @@ def gl_en() -> Iterator[str]:
     one = kept.difference(closest.a, closest.b)
     shown = f"{closest.seeds_needed} seeds of each recipe would show a difference of {closest.effect}"
     yield f"{shown}, and {one['seeds_needed']} one of {one['effect']:.1f}."
-    scores = {row: kept.recipes[name]["scores"]["bleu"] for row, name in GL_EN.items()}
-    apart = {row: abs(a - b) for row, (a, b) in scores.items()}
+    bleu_by_row = {row: kept.recipes[name]["scores"]["bleu"] for row, name in GL_EN.items()}
+    apart = {row: abs(a - b) for row, (a, b) in bleu_by_row.items()}
     yield f"differs by {min(apart.values()):.1f} (Post-LN) to {max(apart.values()):.1f} BLEU (Pre-LN)"
     post = kept.recipes[GL_EN["(1)"]]
-    costs, scores = zip(*(exchanged("gl-en", run) for run in post["runs"]), strict=True)
-    yield f"costs them only {costs[0]:.2f} and {costs[1]:.2f} nats"
-    yield f"what they write has {scores[0]:.1f} and {scores[1]:.1f} BLEU"
-    costs, scores = zip(*(exchanged("gl-en", run) for run in AT_TWICE_THE_RATE), strict=True)
-    yield f"exchanging costs {costs[0]:.2f} and {costs[1]:.2f} nats"
-    yield f"Their test BLEU is {scores[0]:.1f} and {scores[1]:.1f}."
+    (first_cost, first_bleu), (second_cost, second_bleu) = (exchanged("gl-en", run) for run in post["runs"])
+    yield f"costs them only {first_cost:.2f} and {second_cost:.2f} nats"
+    yield f"what they write has {first_bleu:.1f} and {second_bleu:.1f} BLEU"
+    yield from post_at_twice_the_rate()
     low, high = kept.dev(post["name"])
     yield f"({low:.2f} against {high:.2f} nats)"
 
 
 AT_TWICE_THE_RATE = ("411ad77bb8e1", "d5e9d02f31f2")
 """Post-LN of gl-en at 2e-3, seeds 2 and 3."""
+
+
+def post_at_twice_the_rate() -> Iterator[str]:
+    (first_cost, first_bleu), (second_cost, second_bleu) = (
+        exchanged("gl-en", run) for run in AT_TWICE_THE_RATE
+    )
+    yield f"exchanging costs {first_cost:.2f} and {second_cost:.2f} nats"
+    yield f"Their test BLEU is {first_bleu:.1f} and {second_bleu:.1f}."
 
 
 def exchanged(folder: str, run: str) -> tuple[float, float]:

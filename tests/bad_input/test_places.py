@@ -117,9 +117,15 @@ def test_no_output_replaces_standard_input(run, tmp_path, capsys):
     assert (tmp_path / "dev_src.txt").read_bytes() == before
 
 
-def test_a_page_goes_to_standard_output_by_its_path(run, capsys):
-    said = refused(["run", "report", str(run), "--page", "-"], capsys)
-    assert not lacking(said, "'-' | --page /dev/stdout")
+def test_a_page_goes_to_standard_output_by_its_path_and_not_by_a_dash(run, tmp_path, capsys, monkeypatch):
+    sentence = refused(["run", "report", str(run), "--page", "-"], capsys)
+    assert not lacking(sentence, "'-' | --page /dev/stdout")
+    monkeypatch.setattr("normlab.report.run.run_page", lambda path: "a page")
+    standard_output = tmp_path / "out.txt"
+    with standard_output.open("wb") as stream, kept(1):
+        os.dup2(stream.fileno(), 1)
+        assert main(["run", "report", str(run), "--page", "/dev/stdout"]) == 0
+    assert standard_output.read_text() == "a page"
 
 
 VICTIM = "not of this run"

@@ -20,10 +20,10 @@ def test_every_property_is_explained_and_nothing_else():
 
 
 @pytest.mark.parametrize("name", ORDER)
-def test_no_part_is_empty(name):
+def test_every_part_is_there_and_the_source_is_either_a_bug_or_a_paper(name):
     parts = asdict(KNOWN[name])
     empty = {part for part, text in parts.items() if not text.strip()}
-    assert empty in ({"bug"}, {"paper"})  # the source is one of the two
+    assert empty in ({"bug"}, {"paper"})
     assert KNOWN[name].source.startswith("https://")
     assert all(text == text.strip() for text in parts.values())
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -49,15 +50,7 @@ def scheduler(optimizer):
 def stepped(width=32, seed=0):
     return {**setup(width, seed), "step": step, "scheduler": scheduler}
 """
-SUMS = """
-from scaling.sums import *
-
-def stops(width=8, seed=0):
-    def clock(seconds):
-        if width == 16:
-            raise KeyboardInterrupt
-    return slowly(clock)(width, seed)
-"""
+SUMS = "from scaling.sums import *\n"
 FILE, SMALL = "train_transfer_of_this_test.py", ["--widths", "4", "8", "16", "--steps", "16"]
 CARRIES = ["--factor", "2", "--seed", "0"]
 
@@ -144,8 +137,23 @@ def test_the_table_has_the_rates_of_the_trials_and_multiples_where_sizes_have_ra
     assert rates == pytest.approx([multiple * 0.1 / width for width in (4, 8, 16)], rel=0.05)
 
 
-def test_an_interrupted_one_prints_what_it_knows(here, capsys):
-    assert main(["transfer", f"{FILE}:stops", *SMALL]) == INTERRUPTED
+def test_an_interrupted_one_prints_what_it_knows(here, capsys, monkeypatch):
+    @contextmanager
+    def interrupted_after_12_trials():
+        def progress(line, done, of):
+            if done == 12:
+                raise KeyboardInterrupt
+
+        yield progress
+
+    monkeypatch.setattr("normlab.cli.trials.progress_line", interrupted_after_12_trials)
+    assert main(["transfer", f"{FILE}:setup", *SMALL]) == INTERRUPTED
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The trials are not complete: it was interrupted." in shown
+    assert "12 trials of 16 steps" in shown
+    assert "at widths 4 and 8 it may lie below the lowest rate that was tried" in shown
+    assert "at width 16 2 rates near the best train, and 3 are needed" in shown
+    assert "width parameters best rate" in shown
 
 
 @pytest.mark.wide

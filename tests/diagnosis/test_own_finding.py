@@ -43,9 +43,15 @@ def growing(found):
     return [finding for finding in found if finding.name == "growing_stream"]
 
 
-def test_it_is_drawn_beside_those_of_studies_with_its_severity():
-    (grave,) = growing(find(scales(1.0, 20.0, 400.0)))
-    assert (grave.severity, grave.numbers) == ("warning", {"mean_square": 400.0})
+def test_it_stands_beside_those_of_studies_with_its_severity():
+    findings = find(scales(1.0, 20.0, 400.0))
+    assert [(finding.name, finding.severity) for finding in findings] == [
+        ("hidden_scale", "warning"),
+        ("growing_stream", "warning"),
+        ("placement", "note"),
+    ]
+    (grave,) = growing(findings)
+    assert grave.numbers == {"mean_square": 400.0}
     (mild,) = growing(find(scales(1.0, 2.0)))
     assert mild.severity == "note"
 

@@ -13,7 +13,7 @@ def unvalidated(request: pytest.FixtureRequest) -> Iterator[None]:
     """Keep Altair from checking each part of a chart against its schema, which takes most of a page's time,
     but where charts are tested.
     """
-    if request.module.__name__.endswith(("test_pictures", "test_browser")):
+    if request.module.__name__.endswith(("test_comparison_charts", "test_browser")):
         yield
     else:
         with debug_mode(False):

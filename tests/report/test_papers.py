@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from normlab.lab.config import Config
-from normlab.papers import ARTEFACTS, PAPERS
+from normlab.papers import ARTEFACTS, PAPERS, phrases
 from normlab.papers.artefact import Artefact
 from normlab.papers.results import ArtefactStatus, at_other_scales, standing, write_reproduction
 from normlab.papers.trainings import Trainings
@@ -16,7 +16,7 @@ from normlab.report.page import Chart
 from normlab.report.papers import forests, papers_page, write_papers_page
 from normlab.report.reproduction import write_reproduction_page
 from report.reproductions import ARTEFACT, found
-from report.shown import alarms
+from report.shown import alarms, rows_of, text_of
 from reviewed_findings import REVIEWED
 
 
@@ -27,10 +27,20 @@ def findings():
 
 @pytest.mark.slow
 def test_every_finding_has_its_answer_its_effects_and_its_regimes(findings):
-    html = papers_page(findings, [], set())
-    plain = re.sub(r"<[^>]+>", "", html.replace("<wbr>", ""))
-    for one in findings:
-        assert one.finding.because.split("'")[0] in plain, one.finding.id
+    html = papers_page(findings, [], set()).replace("<wbr>", "")
+    for reviewed in findings:
+        details = html.split(f'<details id="{reviewed.finding.id}">')[1].split("</details>")[0]
+        words = text_of(details)
+        assert f"{phrases.answer(reviewed)} ({phrases.tally(reviewed)})" in words
+        assert reviewed.finding.because in words
+        rows = [row for row in rows_of(details) if row[0] != "effect"]  # without the headings
+        for row, evidence in zip(rows, (*reviewed.evidence, *reviewed.left_out), strict=True):
+            effect, measured, _, reading, regime = row
+            assert effect.startswith(evidence.piece.says)
+            assert measured == phrases.of_evidence(evidence)
+            assert reading == phrases.reading(evidence)
+            assert regime == f"{evidence.regime.name} {evidence.regime.setting.says} {evidence.regime.says}"
+    plain = text_of(html)
     assert f"{len(findings)} findings: " in plain
     assert all(paper.authors in plain for paper in PAPERS.values())
     assert html.count("<figure") == sum(

@@ -39,7 +39,7 @@ def code_scanning(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def test_reports(tmp_path_factory):
+def junit_schema(tmp_path_factory):
     """The schema of Jenkins' test reports, from the tests of pytest."""
     pip = [
         sys.executable,
@@ -64,6 +64,6 @@ def test_code_scanning_is_valid_sarif(code_scanning, given):
 
 
 @pytest.mark.parametrize("given", [REPORTS, []])
-def test_a_test_report_is_valid_junit(test_reports, given):
-    test_reports.assertValid(etree.fromstring(junit(given).encode()))
-    assert not test_reports.validate(etree.fromstring("<testsuites><case/></testsuites>"))
+def test_a_test_report_is_valid_junit(junit_schema, given):
+    junit_schema.assertValid(etree.fromstring(junit(given).encode()))
+    assert not junit_schema.validate(etree.fromstring("<testsuites><case/></testsuites>"))

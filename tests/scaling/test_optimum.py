@@ -65,7 +65,8 @@ def test_what_diverged_is_above_everything_and_is_not_fitted():
 def test_the_interval_of_the_slope_is_never_narrower_than_that_of_the_trials_noise():
     rng = np.random.default_rng(3)
     on_a_line = [fit_curves(draw([0.2] * 4, skewed(0.5), 0.01, rng=rng)).line for _ in range(12)]
-    assert all(t.factor >= t.fixed_factor for t in on_a_line if t)
+    assert None not in on_a_line
+    assert all(line.factor >= line.fixed_factor for line in on_a_line)
     losses = draw([0.4, -0.4, 0.4, -0.4], skewed(0.5), 0.002, rng=np.random.default_rng(4))
     scattered = fit_curves(losses).line
     assert scattered is not None

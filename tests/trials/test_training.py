@@ -127,10 +127,20 @@ def test_every_optimizer_of_a_list_is_scaled():
     given = setup(optimizer=two)
     found = course(given)
     assert found.peaks == [0.02, 0.005]
-    before, after = run(given, found.at(0.02, 8)), run(given, found.at(0.2, 8))
-    assert before.losses[0] == after.losses[0]
-    assert before.losses[1:] != after.losses[1:]
-    assert run(given).losses == before.losses[:8] + run(given).losses[8:]
+    at_its_own, at_ten_times = run(given, found.at(0.02, 10)), run(given, found.at(0.2, 10))
+    assert at_its_own.losses == run(given).losses  # as without other rates
+    assert at_its_own.losses[0] == at_ten_times.losses[0]
+    assert at_its_own.losses[1:] != at_ten_times.losses[1:]
+
+
+def test_optimizers_of_a_list_keep_their_proportion():
+    def two_of_a_kind(model: nn.Module) -> list[torch.optim.Optimizer]:
+        return [SGD([group["params"][0]], lr=group["lr"]) for group in groups(model)]
+
+    given = setup(optimizer=two_of_a_kind)
+    found = course(given)
+    run(given, found.at(0.5, 10))
+    assert [rate for (rate,) in RATES] == pytest.approx([0.5, 0.1] * 10)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
