@@ -88,24 +88,34 @@ def test_what_mixes_or_moves_ids_is_none(read: Read):
     assert not step_of(read, tokens()).facts.sources
 
 
-class CountsBack(Decoder):
-    """Counts positions from the ids, so that an id moves the positions of the tokens after it."""
+class LooksUpTwice(Decoder):
+    """Looks ids up as they are, and what a function makes of them in a second, larger table."""
 
-    def __init__(self):
+    def __init__(self, read: Read):
         super().__init__(0.0)
-        self.places = nn.Embedding(64, self.embed.embedding_dim)
+        self.second = nn.Embedding(64, self.embed.embedding_dim)
+        self.read = read
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids) + self.places((ids > 5).cumsum(1))
+        x = self.embed(ids) + self.second(self.read(ids))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
 
 
-def test_the_entry_that_is_looked_up_as_it_is_comes_first():
-    facts = StepUnderTest(Setup(CountsBack(), tokens(), loss_of)).facts
+def positions_counted_from_ids(ids: Tensor) -> Tensor:
+    return (ids > 5).cumsum(1)
+
+
+def twice(ids: Tensor) -> Tensor:
+    return 2 * ids
+
+
+@each("read", [positions_counted_from_ids, twice])
+def test_an_entry_that_is_looked_up_as_it_stands_is_taken_once(read: Read):
+    facts = StepUnderTest(Setup(LooksUpTwice(read), tokens(), loss_of)).facts
     assert [source.vocabulary for source in facts.sources] == [VOCAB]
-    assert len(facts.tokens.ids) == ROWS
+    assert torch.equal(facts.tokens.ids, tokens())
 
 
 def test_an_entry_among_others_is_found():

@@ -173,7 +173,7 @@ def test_outputs_of_two_places_are_not_compared():
         hard = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:])
         return hard + F.mse_loss(streams[1], known[3])
 
-    assert report_of("reference", model=model, loss=loss).ok
+    assert set(report_of("reference", model=model, loss=loss).untestable) == {"reference"}
 
 
 def test_rows_may_change_places_after_the_reference():

@@ -237,9 +237,9 @@ def by_hand(rate: Callable[[int, float], float]) -> StepFunction:
         lambda i, _: 1e-3,
     ],
 )
-def test_rates_that_a_step_sets_from_its_number_are_a_schedule(rate: Callable[[int, float], float]):
+def test_rates_that_a_step_sets_from_its_number_are_not_judged(rate: Callable[[int, float], float]):
     report = report_of("schedule", optimizer=groups, step=by_hand(rate))
-    assert not report.failures
+    assert report.untestable == {"schedule": "no scheduler changes the rates"}
     assert not report.notes
 
 
@@ -283,7 +283,9 @@ def resumed(*, with_schedule: bool, taken: int = 7) -> dict[str, Any]:
 
 
 def test_a_setup_may_be_recorded_between_the_steps_of_optimizer_and_schedule():
-    assert not report_of("schedule", **resumed(with_schedule=False, taken=1)).notes
+    report = report_of("schedule", **resumed(with_schedule=False, taken=1))
+    assert report.holds == ("schedule",)
+    assert not report.notes
 
 
 @pytest.mark.parametrize("with_schedule", [True, False])
@@ -397,7 +399,8 @@ def test_a_schedule_that_the_step_leaves_alone_may_count_something_else():
         loss_of(model, ids).backward()
         optimizer.step()
 
-    assert report_of("schedule", **setup | {"step": without_scheduler}).ok
+    report = report_of("schedule", **setup | {"step": without_scheduler})
+    assert report.holds == ("schedule",)
 
 
 @pytest.mark.parametrize("first_share", [0.0, 0.1])

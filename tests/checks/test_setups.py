@@ -23,21 +23,24 @@ from .tiny import Decoder, groups, loss_of, report_of, tokens
 
 
 @pytest.mark.parametrize(
-    "odd",
+    ("odd", "refusal"),
     [
-        {
-            "loss": lambda m, ids: F.cross_entropy(
-                m(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="none"
-            )
-        },
-        {"optimizer": lambda m: (groups(m) for _ in range(1))},
-        {"optimizer": lambda m: None},
-        {"optimizer": int},
-        {"optimizer": groups, "scheduler": lambda o: None},
+        (
+            {
+                "loss": lambda m, ids: F.cross_entropy(
+                    m(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="none"
+                )
+            },
+            r"must return one number",
+        ),
+        ({"optimizer": lambda m: (groups(m) for _ in range(1))}, r"optimizer\(model\) returned generator"),
+        ({"optimizer": lambda m: None}, r"optimizer\(model\) returned None"),
+        ({"optimizer": int}, r"optimizer\(model\) raised TypeError"),
+        ({"optimizer": groups, "scheduler": lambda o: None}, r"scheduler\(optimizer\) returned None"),
     ],
 )
-def test_functions_that_return_something_else_are_refused(odd: dict[str, Any]):
-    with pytest.raises(UserError):
+def test_functions_that_raise_or_return_something_else_are_refused(odd: dict[str, Any], refusal: str):
+    with pytest.raises(UserError, match=refusal):
         report_of("finite", **odd)
 
 

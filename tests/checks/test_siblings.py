@@ -171,7 +171,9 @@ def test_blocks_that_share_a_part_and_own_the_rest_are_noted(parts: tuple[str, .
 
 def test_blocks_that_share_everything_or_nothing_are_not():
     for model in (sharing(()), sharing(("norm", "up", "down"))):
-        assert not report_of("ties", model=model).notes
+        report = report_of("ties", model=model)
+        assert report.holds == ("ties",)
+        assert not report.notes
 
 
 def test_one_block_in_several_places_is_noted_once():

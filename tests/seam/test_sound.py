@@ -439,7 +439,7 @@ class StopGradientScale(Decoder):
         self.scaler = Scaler()
 
     def hidden(self, ids: Tensor) -> Tensor:
-        return super().hidden(ids) if self.scaler is None else self.scaler(super().hidden(ids))
+        return self.scaler(super().hidden(ids))
 
 
 class Scaler(nn.Module):

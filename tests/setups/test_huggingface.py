@@ -72,7 +72,9 @@ def test_the_batch_fits_the_head_and_the_weights_follow_the_seed(tmp_path, archi
 @pytest.mark.parametrize("architecture", few(HEADS, 4))
 def test_a_sound_model_fails_nothing(tmp_path, architecture):
     where = folder(tmp_path, HEADS[architecture], architecture)
-    assert normlab.check(setup_from_configuration(where, seed=1).setup, budget_s=60).failures == ()
+    report = normlab.check(setup_from_configuration(where, seed=1).setup, budget_s=60)
+    assert report.failures == ()
+    assert {"gradients", "derivative", "rows", "start"} <= {*report.holds}
 
 
 def test_a_class_whose_name_tells_no_head_has_that_of_its_automatic_class(tmp_path):

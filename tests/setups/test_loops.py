@@ -156,6 +156,8 @@ def test_an_optimizer_whose_rates_nobody_sets_is_that_of_the_script(tmp_path):
     code = SKIPPED_BY_HAND.replace("AdamW", "SGD")
     with recorded(tmp_path, code) as named:
         assert "rates" not in named.facts
+        assert type(named.setup.optimizer) is torch.optim.SGD
+        assert rates_in(named.setup) == [1e-3]
 
 
 GAN = """

@@ -110,7 +110,7 @@ def test_a_model_that_does_not_fit_in_memory_is_refused(
 ) -> None:
     every_model_is_large(monkeypatch)
     monkeypatch.setattr(preparation, "available_bytes", lambda: 11 * count_of(setup))
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="check a smaller one"):
         normlab.check(setup)
     monkeypatch.setattr(preparation, "available_bytes", lambda: 13 * count_of(setup))
     assert normlab.check(setup).holds

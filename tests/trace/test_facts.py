@@ -322,7 +322,9 @@ def test_padding_is_read_off_the_ids(side):
     batch, real = padded(side)
     assert torch.equal(facts(batch, pad_id=0).padding.real, real)
     assert torch.equal(facts(batch, model=Reader(padding_idx=0)).padding.real, real)
-    assert facts(batch).padding.source == "runs"
+    guessed = facts(batch).padding
+    assert guessed.source == "runs"
+    assert torch.equal(guessed.real, real)
 
 
 def test_a_token_at_both_ends_of_rows_is_no_padding():

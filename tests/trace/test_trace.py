@@ -275,9 +275,6 @@ def test_record_lists_values_and_gradients_in_order():
 
 
 def test_record_takes_one_tensor_or_all_and_lets_go_what_is_taken():
-    with record(nn.Sequential(ManyOutputs()), [Want("0", first=True), Want("0")]) as seen:
-        nn.Sequential()(X)
-    assert seen == []
     model = nn.Sequential(ManyOutputs())
     with record(model, [Want("0", first=True), Want("0")]) as seen:
         model(X)
@@ -303,8 +300,6 @@ def test_record_sees_a_checkpointed_layer_once(reentrant):
 def test_a_failure_inside_record_goes_to_the_one_who_takes_it():
     errors: list[Exception] = []
     broken = Want("", keep=lambda x: x.nothing)
-    with record(nn.Linear(4, 4), [broken, Want("")], on_error=errors.append) as seen:
-        nn.Linear(4, 4)(X)
     model = nn.Linear(4, 4)
     with record(model, [broken, Want("")], on_error=errors.append) as seen:
         model(X)
