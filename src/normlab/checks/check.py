@@ -303,10 +303,10 @@ def answers_of(step: StepUnderTest, tested: Property) -> tuple[list[Answer], Ski
     except (Unknown, UserError) as error:
         lacks_s = error.lacks_s if isinstance(error, TooLongError) else 0.0
         return answers, Skip(str(error), applies=not isinstance(error, Unknown), lacks_s=lacks_s)
-    except Exception as error:  # the model may be anyone's, and may raise on a changed batch
+    except Exception as error:  # the model may be anyone's, and may raise, as on a changed batch
         if "loss" in step.setup.cannot:
             return answers, Skip(step.setup.cannot["loss"], applies=True)
-        who = "normlab itself" if is_own(error) else "when it was changed, the step"
+        who = "normlab itself" if is_own(error) else "while this was tested, the step"
         return answers, Skip(f"{who} raised {in_one_line(error)}", applies=True)
     return answers, None
 

@@ -108,7 +108,8 @@ def _digest_of_code(setup: Setup, source: Any, imported: Mapping[str, Path]) -> 
     """
     files = _defining_files(setup, source)
     if isinstance(source, str):
-        files |= _defining_files(setup, SOURCES.get(source.partition(":")[0])) | imported
+        registered = SOURCES.get(source.partition(":")[0])
+        files |= {**_defining_files(setup, registered), **imported}
     digest = hashlib.sha256()
     for content in sorted(file.read_bytes() for file in files.values()):
         digest.update(hashlib.sha256(content).digest())
