@@ -149,6 +149,7 @@ def one_of_two(rank: int, folder: str, path: list[str]) -> Generator[Ranks]:
     )
     with join_processes(torch.device("cpu")) as (ranks, _):
         yield ranks
+    distributed.barrier()  # gloo may abort a rank whose partner has left while it still tidies up
     distributed.destroy_process_group()
 
 
