@@ -67,3 +67,10 @@ def test_another_value_changes_its_digest_alone(name, marks):
     first, again, other = marks(0.25), marks(0.25), marks(0.5)
     assert first == again
     assert {mark for mark in first if first[mark] != other[mark]} == {name}
+
+
+def test_the_same_value_under_another_name_is_another_partial():
+    first, other = (
+        with_loss(lambda value, name=name: partial(smoothed, **{name: value}), 0.25) for name in "ab"
+    )
+    assert first["loss"] != other["loss"]

@@ -175,8 +175,9 @@ def module_sections(rows: Sequence[Row]) -> list[Section]:
     without_chart: list[str] = []
     for (signal, statistic), group in groups.items():
         modules = list(dict.fromkeys(str(row["module"]) for row in group))
+        title = f"{signal}, {statistic}".replace("_", " ")
         if len(modules) > MODULES:
-            without_chart.append(f"{signal}, {statistic}".replace("_", " "))
+            without_chart.append(title)
             continue
         place = {module: i for i, module in enumerate(modules)}
         placed = [{**row, "stack": "", "index": place[str(row["module"])]} for row in group]
@@ -184,7 +185,7 @@ def module_sections(rows: Sequence[Row]) -> list[Section]:
         if signal == "loss":
             drawing = BySteps(name, "Loss", "loss", log=False)
         else:
-            drawing = BySteps(name, capital(f"{signal}, {statistic}".replace("_", " ")), statistic)
+            drawing = BySteps(name, capital(title), statistic)
         charts += draw(drawing, DrawnTables({name: placed}, {"": ""}))
     marks = "A line per module, from light to dark in the order of measurement."
     blocks: list[Block] = [Columns(charts)] if charts else []

@@ -50,7 +50,7 @@ def prepare(step: StepUnderTest) -> None:
 
     def of_tested_part() -> Trace:
         nonlocal why_whole
-        why_whole = step.why_whole
+        why_whole = step.why_whole  # here, since it may run the model, and not once the time is over
         return step.unchanged
 
     try:

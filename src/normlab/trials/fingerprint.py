@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -57,11 +57,11 @@ def _code(value: Any) -> str:
     attributes and the functions among them.
     """
     if isinstance(value, partial):
-        held = [*value.args, *(value.keywords[name] for name in sorted(value.keywords))]
-        return f"partial {_code(value.func)} {_plain(held)!r}"
+        held = {**{str(place): entry for place, entry in enumerate(value.args)}, **value.keywords}
+        return " ".join(["partial", _code(value.func), *_entries(held)])
     function = getattr(value, "__func__", value)
     if not inspect.isfunction(function):
-        return " ".join([type(value).__name__, *_attributes(value)])
+        return " ".join([type(value).__name__, *_entries(getattr(value, "__dict__", {}))])
     text = function.__code__.co_code.hex()
     with suppress(OSError):  # a function that was typed in has no source
         text = inspect.getsource(function)
@@ -69,9 +69,9 @@ def _code(value: Any) -> str:
     return f"{text} {_plain(values)!r}"
 
 
-def _attributes(value: Any) -> Iterator[str]:
-    """Yield the plain attributes of an object, and the code of its functions, such as those of LambdaLR."""
-    for name, held in sorted(getattr(value, "__dict__", {}).items()):
+def _entries(by_name: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the plain values that an object holds, and the code of functions, such as those of LambdaLR."""
+    for name, held in sorted(by_name.items()):
         entries = held if isinstance(held, (list, tuple)) else [held]
         if plain_values := _plain(entries):
             yield f"{name}={plain_values!r}"

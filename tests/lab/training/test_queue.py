@@ -45,16 +45,21 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture
-def stand_in(monkeypatch, workers):
-    """Workers that know the protocol and train nothing."""
-    whole = module.subprocess.Popen
+def let_workers_run(program, monkeypatch):
+    """Start workers with this program in place of the real one; its arguments are the real one's."""
+    start = module.subprocess.Popen
 
     def popen(command, **kwargs):
         assert command[1:4] == ["-P", "-m", "normlab.lab.training.worker"]
-        return whole([command[0], "-c", STAND_IN], **kwargs)
+        return start([command[0], "-c", program, *command[4:]], **kwargs)
 
     monkeypatch.setattr(module.subprocess, "Popen", popen)
+
+
+@pytest.fixture
+def stand_in(monkeypatch, workers):
+    """Workers that know the protocol and train nothing."""
+    let_workers_run(STAND_IN, monkeypatch)
     return workers
 
 
@@ -105,12 +110,7 @@ for line in sys.stdin:
         os.kill(os.getpid(), signal.SIGKILL)
     print("done", flush=True)
 """
-    whole = module.subprocess.Popen
-    monkeypatch.setattr(
-        module.subprocess,
-        "Popen",
-        lambda command, **kwargs: whole([command[0], "-c", life, *command[4:]], **kwargs),
-    )
+    let_workers_run(life, monkeypatch)
     config, queue, ended = named("mortal", 1), Queue(tmp_path, 1), []
     RunFolder.create(tmp_path / run_id(config), config)
     queue.add(config)
@@ -137,12 +137,7 @@ for line in sys.stdin:
         time.sleep(0.01)
     print("done" if done.exists() else "nobody replaced the other worker", flush=True)
 """
-    whole = module.subprocess.Popen
-    monkeypatch.setattr(
-        module.subprocess,
-        "Popen",
-        lambda command, **kwargs: whole([command[0], "-c", life, *command[4:]], **kwargs),
-    )
+    let_workers_run(life, monkeypatch)
     queue = Queue(tmp_path, 2)
     for config in (named("waiting", 1), named("mortal", 2), named("after", 3)):
         RunFolder.create(tmp_path / run_id(config), config)
@@ -203,12 +198,7 @@ for line in sys.stdin:
     mark_of_run.unlink()
     print("done", flush=True)
 """
-    whole = module.subprocess.Popen
-    monkeypatch.setattr(
-        module.subprocess,
-        "Popen",
-        lambda command, **kwargs: whole([command[0], "-c", life, *command[4:]], **kwargs),
-    )
+    let_workers_run(life, monkeypatch)
     first, second = named("slow", 1), named("slower", 1)
     assert run_id(first) == run_id(second)
     queue, ended = Queue(tmp_path, 2), []

@@ -106,10 +106,9 @@ def _digest_of_code(setup: Setup, source: Any, imported: Mapping[str, Path]) -> 
     These are the ones that define it and, if it came from a file, all that this has imported. What
     ``--import`` names was imported before, so only the former shows it.
     """
-    files = _defining_files(setup, source)
-    if isinstance(source, str):
-        registered = SOURCES.get(source.partition(":")[0])
-        files |= {**_defining_files(setup, registered), **imported}
+    is_named = isinstance(source, str)
+    maker = SOURCES.get(source.partition(":")[0]) if is_named else source
+    files = {**_defining_files(setup, maker), **(imported if is_named else {})}
     digest = hashlib.sha256()
     for content in sorted(file.read_bytes() for file in files.values()):
         digest.update(hashlib.sha256(content).digest())
