@@ -35,6 +35,7 @@ NAMED_FIRST = {
     ("distillation", "teacher_rolled"): "reference",
     ("lora", "base_trains"): "adapters",
     ("lora", "base_scaled"): "adapters",
+    ("lora", "start_random"): "adapters",
     ("packed", "one_document"): "documents",
     ("packed", "one_count"): "documents",
 }

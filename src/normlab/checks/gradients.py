@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from normlab.base.libraries import is_installed
 from normlab.base.units import count
 from normlab.checks.property import AT_REST, BACKWARD, Answers, fail, needs, note, property_of
 from normlab.errors import UserError
@@ -27,7 +28,6 @@ from normlab.trace.facts.wiring import MULTIPLIED
 from normlab.trace.finite_differences import Along
 from normlab.trace.gradients import HARMLESS, Found, asleep, hole, silent_parameters, trained_by_others
 from normlab.trace.loss_terms import DIVERGENCE, constant_terms, cuts_between, lost_results
-from normlab.trace.reach import is_installed
 from normlab.trace.step_under_test import StepUnderTest
 from normlab.trace.surrogates import beyond_surrogates
 from normlab.trace.trace import Trace

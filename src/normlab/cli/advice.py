@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from normlab.base.files import read_json
+from normlab.base.libraries import is_library
 from normlab.errors import UserError
 from normlab.lab.runs.folder import RunFolder, Runs, find_run
 
@@ -130,8 +131,6 @@ def _functions_that_return_setups(file: Path) -> list[str]:
 
 def for_cause(cause: BaseException | None) -> str:
     """What to do about what a user's file raised, as far as that is known; empty otherwise."""
-    from normlab.setups.callers import is_library  # which loads torch
-
     if isinstance(cause, SyntaxError):
         return f"; it must be Python {sys.version_info.major}.{sys.version_info.minor}"
     if cause is None or all(map(is_library, _files_of(cause))):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from normlab.base.libraries import is_library
 from normlab.base.units import duration
 from normlab.cli import errors
 
@@ -51,8 +52,6 @@ def says_where(
 
 def _line_of_user(frame: FrameType | None) -> str:
     """Return ``, at FILE:LINE in FUNCTION()`` of the innermost frame of the user's, or nothing."""
-    from normlab.setups.callers import is_library  # the room needs torch, and this module does not
-
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:

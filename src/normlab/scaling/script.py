@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from normlab.base.libraries import is_library
 from normlab.errors import UserError
 from normlab.scaling.exponents import Axis
 from normlab.scaling.family import AXES, SetupFamily, family_of
-from normlab.setups.callers import is_library
 from normlab.setups.script import Script, recorded_setup
 from normlab.setups.setup import Setup
 

@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from collections import UserDict
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 
-from normlab.trace.reach import NEVER, attributes_of, is_installed, is_of_user
+from normlab.base.libraries import is_library
+from normlab.trace.reach import NEVER, attributes_of, is_of_user
 
 LARGEST_COLLECTION: Final = 64
 """Entries of the largest list in which names of a batch's tensors are looked for."""
 RUNNING_SCRIPTS: Final = "<frozen runpy>"
 """The file name of the code that runs a script: none of the frames further out are the script's."""
 _NORMLAB: Final = f"{Path(__file__).parents[1]}{os.sep}"
-_NOT_OF_USER: Final = (
-    _NORMLAB,
-    *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")),
-    f"{Path(torch.__file__).parents[1]}{os.sep}",  # wherever torch is, such as on PYTHONPATH
-)
-"""Folders of code that is not the user's, beside those of installed packages."""
-
-
-@lru_cache(maxsize=4096)
-def is_library(file: str) -> bool:
-    """Return whether a file belongs to an installed package or to normlab, and not to the user."""
-    # code without a file, such as "<string>", is made by a library
-    return file.startswith((*_NOT_OF_USER, "<")) or is_installed(file)
 
 
 def calling_line() -> str:

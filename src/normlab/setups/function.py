@@ -16,8 +16,8 @@ from typing import Any, Final, cast
 import torch
 from torch import nn
 
+from normlab.base.libraries import is_library
 from normlab.errors import UserError
-from normlab.setups.callers import is_library
 from normlab.setups.given import setup_in
 from normlab.setups.named import NamedSetup
 from normlab.setups.setup import Setup

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from normlab.setups.callers import is_library
+from normlab.base.libraries import is_library
 from normlab.setups.setup import Setup
 from normlab.trace.tensors import unwrap
 
@@ -98,7 +98,7 @@ def _place(file: str, line: int) -> dict[str, str | int] | None:
     relative to that.
     """
     path, here = Path(file).resolve(), Path.cwd()
-    if not path.is_file() or is_library(file) or is_library(str(path)):
+    if not path.is_file() or is_library(file):
         return None
     as_seen = path.relative_to(here) if path.is_relative_to(here) else path
     return {"file": as_seen.as_posix(), "line": max(line, 1)}

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from normlab.base.libraries import is_library
 from normlab.errors import UserError
-from normlab.setups.callers import is_library
 from normlab.setups.ending import EnoughSeen
 from normlab.setups.files import KeptFileError
 from normlab.setups.from_recording import setup_from_recording

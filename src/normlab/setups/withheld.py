@@ -22,8 +22,9 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any, Final
 
+from normlab.base.libraries import is_library
 from normlab.private_torch import JIT_SAVERS
-from normlab.setups.callers import calling_line, is_library
+from normlab.setups.callers import calling_line
 from normlab.setups.files import KeptFiles, path_from_here, place_of
 from normlab.trace.patching import replace
 

@@ -13,16 +13,13 @@ import copy
 import enum
 import io
 import random
-import site
 import sys
-import sysconfig
 import types
 import weakref
 from collections import OrderedDict, UserDict, UserList, deque
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -33,6 +30,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from normlab.base.libraries import is_installed
 from normlab.private_torch import (
     LoaderIterator,
     is_traceable_wrapper_subclass,
@@ -172,19 +170,6 @@ def is_of_user(module: str | None) -> bool:
         return False
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     return not (isinstance(file, str) and is_installed(file))
-
-
-@lru_cache(maxsize=4096)
-def is_installed(file: str) -> bool:
-    """Return whether a file of code came with an installed package."""
-    return any(home in Path(file).resolve().parents for home in _homes_of_packages())
-
-
-@lru_cache(maxsize=1)
-def _homes_of_packages() -> tuple[Path, ...]:
-    folders = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
-    folders += [*site.getsitepackages(), site.getusersitepackages()]
-    return tuple({Path(folder).resolve() for folder in folders})
 
 
 @lru_cache(maxsize=4096)

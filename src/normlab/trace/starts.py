@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normlab.base.libraries import is_installed
 from normlab.setups.setup import Setup, shown
 from normlab.trace.autograd import Weights
 from normlab.trace.awake import awake_step
@@ -28,7 +29,6 @@ from normlab.trace.copies import copied_model, proof_of
 from normlab.trace.facts import Unknown
 from normlab.trace.facts.stacks import odd_one, settings, shared
 from normlab.trace.functions import Write, Writes
-from normlab.trace.reach import is_installed
 from normlab.trace.restore import same_globals, same_random_state
 from normlab.trace.tensors import unwrap
 from normlab.trace.trace import Trace

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from language_model import MISTAKE, LanguageModel, answers, loaded, side_by_side, token_logps
 from torch import Tensor, nn
 
-RANK, SCALE, BETA = 4, 2.0, 0.1
+RANK, SCALE, BETA = 8, 2.0, 0.1
 
 
 class Adapted(nn.Module):

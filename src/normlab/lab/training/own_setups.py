@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from normlab.base.libraries import is_library
 from normlab.errors import UserError
 from normlab.lab.recipes.baselines import without_alias
 from normlab.setups.function import SOURCES, setup_from_file, setup_from_function
@@ -123,18 +123,14 @@ def _defining_files(setup: Setup, source: Any) -> dict[str, Path]:
 
 
 def _users_files(modules: Iterable[str]) -> dict[str, Path]:
-    """Return the files of those modules that belong to no installed package."""
-    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    installed = [Path(place).resolve() for place in places]
-    installed.append(Path(__file__).resolve().parents[2])  # this package, wherever it lies
+    """Return the files of those modules that are the user's."""
     files: dict[str, Path] = {}
     for name in modules:
         given = getattr(sys.modules[name], "__file__", None)
         if not given or not Path(given).is_file():
             continue
-        file = Path(given).resolve()
-        if not any(map(file.is_relative_to, installed)):
-            files[name] = file
+        if not is_library(given):
+            files[name] = Path(given).resolve()
     return files
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import normlab
-from normlab.setups.callers import is_library
+from normlab.base.libraries import is_library
 
 PACKAGE = Path(normlab.__file__).parent
 
@@ -26,3 +26,9 @@ def test_code_that_came_with_python_or_a_package_is_a_library(file):
 )
 def test_other_files_are_the_users(file):
     assert not is_library(file)
+
+
+def test_a_file_is_judged_by_where_it_lies_and_not_by_the_link_that_leads_to_it(tmp_path):
+    linked = tmp_path / "linked.py"
+    linked.symlink_to(os.__file__)
+    assert is_library(str(linked))
