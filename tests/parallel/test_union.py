@@ -21,11 +21,14 @@ def test_each_batch_is_counted_once():
     union = union_of(ranks, [{"ids": IDS}])
     assert batches(union) == [IDS.tolist(), (IDS + 100).tolist()]
     assert union.described == "2 batches that 4 ranks read"
+    assert not union.is_of_parts
 
 
 def test_sequences_that_are_read_in_parts_are_put_together():
     ranks = [rank(i, batch=IDS[:, 3 * i : 3 * i + 3]) for i in range(2)]
-    assert batches(union_of(ranks, [{"ids": IDS}])) == [IDS.tolist()]
+    union = union_of(ranks, [{"ids": IDS}])
+    assert batches(union) == [IDS.tolist()]
+    assert union.is_of_parts
 
 
 def test_parts_in_an_unknown_order_are_refused():

@@ -268,17 +268,22 @@ def test_intervals_and_differences_have_the_tokens_of_the_target_language(text, 
     assert abs(comparison.differences[0].models) == pytest.approx(100.0 - expected)
 
 
+def damage(folder):
+    """Make of a finished run one that was interrupted and whose checkpoint cannot be read."""
+    folder.set_status(Status("interrupted"))
+    for file in (folder.outputs, folder.scores, folder.examples):
+        file.unlink()
+    folder.last.mkdir()
+    (folder.last / "state.json").write_text("{}")
+
+
 def test_a_run_that_fails_is_a_result_and_stops_nothing(text, tmp_path, in_process):
     request = request_of(text, tmp_path, lrs=(1e-3,))
     for seed in (1, 2):
         plant(request, "pre", 1e-3, seed, bleu=1.0, nll=2.0)
     plant(request, "post", 1e-3, 1, bleu=1.0, nll=2.0)
     broken = plant(request, "post", 1e-3, 2, bleu=1.0, nll=2.0)
-    broken.set_status(Status("interrupted"))
-    for file in (broken.outputs, broken.scores, broken.examples):
-        file.unlink()
-    broken.last.mkdir()
-    (broken.last / "state.json").write_text("{}")
+    damage(broken)
     comparison = compare(request)
     pre, post = comparison.recipes
     assert pre.means["bleu"].low is not None
@@ -288,6 +293,19 @@ def test_a_run_that_fails_is_a_result_and_stops_nothing(text, tmp_path, in_proce
     assert [line.split(":")[0] for line in comparison.failed] == [broken.path.name]
     assert set(comparison.samples[0].outputs) == {"pre", "post"}
     assert from_json(Comparison, (tmp_path / "comparison.json").read_text(encoding="utf-8")) == comparison
+
+
+def test_samples_are_of_one_seed_at_which_most_recipes_have_outputs(text, tmp_path, in_process):
+    request = request_of(text, tmp_path, lrs=(1e-3,))
+    other = [f"{line} null" for line in read_lines(text.test_tgt)]
+    plant(request, "pre", 1e-3, 1, bleu=1.0, nll=2.0)
+    plant(request, "pre", 1e-3, 2, bleu=1.0, nll=2.0, test=other)
+    plant(request, "post", 1e-3, 2, bleu=1.0, nll=2.0)
+    damage(plant(request, "post", 1e-3, 1, bleu=1.0, nll=2.0))
+    comparison = compare(request)
+    assert comparison.sample_seed == 2
+    for sample in comparison.samples:
+        assert sample.outputs == {"pre": f"{sample.reference} null", "post": sample.reference}
 
 
 @pytest.mark.slow

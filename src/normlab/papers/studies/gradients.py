@@ -275,9 +275,9 @@ class _EncoderAlone(nn.Module):
 
 
 def _token_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
-    """Return the mean over tokens of the negative log-likelihood of the next token."""
-    labels = inputs["source"].roll(-1, 1)
-    return F.cross_entropy(model(**inputs).flatten(0, 1), labels.flatten(), ignore_index=PAD)
+    """Return the mean of the negative log-likelihood of the next token, over tokens that have one."""
+    logits, next_tokens = model(**inputs)[:, :-1], inputs["source"][:, 1:]
+    return F.cross_entropy(logits.flatten(0, 1), next_tokens.flatten(), ignore_index=PAD)
 
 
 def _pooled_loss(model: nn.Module, inputs: TaskInputs) -> Tensor:
