@@ -18,9 +18,10 @@ def script(name: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
+    before = list(sys.path)
     sys.path.insert(0, str(path.parent))  # as Python has it for a script that is run
     try:
         spec.loader.exec_module(module)
     finally:
-        sys.path.remove(str(path.parent))
+        sys.path[:] = before  # what scripts add as well: their neighbours have names of packages of the tests
     return module
