@@ -6,6 +6,8 @@ runs (``normlab.papers.experiments``). This trains the runs that are missing, an
 regimes are listed, with how many of their runs are there. With ``--seeds 3`` only the first three seeds of a
 regime are trained: where the hours do not suffice for all, what is there is whole for each seed. With
 ``--pilot`` the pilots of a regime are trained instead, with a seed that never counts, into ``pilots.jsonl``.
+Two processes may train the same regimes at once, if they have the same ``--runs``: each leaves out what the
+other is training.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from __future__ import annotations
 import argparse
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from checkout import HOME, commit
+from normlab.base.locks import RunBusyError, reserved
 from normlab.cli.presets import CONFIGS
 from normlab.errors import UserError
 from normlab.lab.config import Config
@@ -57,9 +61,14 @@ def run_pilots(name: str, runs: Path, results: Path = RESULTS) -> None:
 def _train(regime: Experiment, missing: Iterable[tuple[str, int, Config]], runs: Path, file: Path) -> None:
     # the commit of the code that runs, which the checkout may leave before the last run ends
     made_by = {"commit": commit()}
-    for row in train_missing(missing, runs, file, regime.measure, made_by):
-        scores = row["dev"][-1:], row["test"], row["seconds"]
-        print(regime.name, row["cell"], row["seed"], row["outcome"], *scores, flush=True)
+    for run in missing:
+        config_key = key(run[-1])
+        with suppress(RunBusyError), reserved(runs / "taken" / config_key):
+            if config_key in kept(file):  # another process has trained it since these were listed
+                continue
+            for row in train_missing([run], runs, file, regime.measure, made_by):
+                scores = row["dev"][-1:], row["test"], row["seconds"]
+                print(regime.name, row["cell"], row["seed"], row["outcome"], *scores, flush=True)
 
 
 def require_committed(name: str) -> None:

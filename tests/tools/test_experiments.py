@@ -11,6 +11,7 @@ import pytest
 
 import experiments
 from experiments import read_regime, regimes, run
+from normlab.base.locks import reserved
 from normlab.base.rows import read_lines
 from normlab.errors import UserError
 from normlab.lab.config import Config
@@ -128,6 +129,45 @@ def test_a_toy_regime_is_trained_once(tmp_path, monkeypatch):
     monkeypatch.setattr("normlab.papers.experiments.train", refuse)
     run("toy", tmp_path / "runs", tmp_path / "results")
     assert len((tmp_path / "results/toy" / RUNS_FILE).read_text(encoding="utf-8").splitlines()) == 2
+
+
+class TrainedNothing:
+    """In place of ``train_missing``: notes the cells that it is asked for, and lets ``meanwhile`` happen."""
+
+    def __init__(self, monkeypatch, meanwhile=lambda: None):
+        self.cells = []
+        self.meanwhile = meanwhile
+        monkeypatch.setattr(experiments, "train_missing", self)
+
+    def __call__(self, missing, *_):
+        for cell, seed, _ in missing:
+            self.cells.append(cell)
+            self.meanwhile()
+            yield {"cell": cell, "seed": seed, "outcome": "trained", "dev": [], "test": {}, "seconds": 1}
+
+
+def toy_in(results):
+    """Write the toy regime into a folder of results; return its file of runs and the keys of its two runs."""
+    (results / "toy").mkdir(parents=True)
+    (results / "toy/regime.toml").write_text(TOY, encoding="utf-8")
+    return results / "toy" / RUNS_FILE, [key(config) for *_, config in read_regime("toy", results).configs()]
+
+
+def test_a_run_that_another_process_trains_is_left_out(tmp_path, monkeypatch):
+    trained = TrainedNothing(monkeypatch)
+    _, (post, _) = toy_in(tmp_path)
+    with reserved(tmp_path / "runs/taken" / post):
+        run("toy", tmp_path / "runs", tmp_path)
+    assert trained.cells == ["pre"]
+    run("toy", tmp_path / "runs", tmp_path)
+    assert trained.cells == ["pre", "post", "pre"]
+
+
+def test_a_run_that_another_process_has_trained_meanwhile_is_left_out(tmp_path, monkeypatch):
+    file, (_, pre) = toy_in(tmp_path)
+    trained = TrainedNothing(monkeypatch, lambda: file.write_text(json.dumps({"key": pre}), encoding="utf-8"))
+    run("toy", tmp_path / "runs", tmp_path)
+    assert trained.cells == ["post"]
 
 
 def test_a_curve_of_a_long_training_has_at_most_a_hundred_points(tmp_path):
