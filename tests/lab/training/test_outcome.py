@@ -147,7 +147,7 @@ def test_nothing_is_stuck_before_half_of_the_steps():
 def test_a_run_that_ends_while_it_falls_is_trained_and_says_so():
     reached, step = judged(curve(lambda x: START - 1.5 * x, total=400), total=400)
     assert (reached.state, step) == ("trained", 400)
-    assert reached.evidence.endswith("; still falling")
+    assert reached.evidence.endswith("; its training loss still fell")
 
 
 def test_a_run_that_falls_only_because_its_rate_does_is_stuck_at_its_end():
@@ -155,7 +155,7 @@ def test_a_run_that_falls_only_because_its_rate_does_is_stuck_at_its_end():
     rows = curve(lambda x: ENTROPY + 0.5 - max(0.0, x - 0.7))
     assert judged(rows)[0].state == "stuck"
     assert ended(rows).state == "stuck"
-    assert ended(rows).evidence.endswith("; still falling")
+    assert ended(rows).evidence.endswith("; its training loss still fell")
 
 
 def test_a_run_that_falls_back_to_the_entropy_is_judged_by_the_weights_that_it_keeps():
@@ -217,7 +217,7 @@ def test_a_run_that_ends_in_its_warmup_says_so():
 def test_a_falling_loss_does_not_excuse_that_the_source_is_ignored():
     reached = ended(curve(lambda x: 5.0 - x), nll_exchanged=4.05)
     assert reached.state == "ignores its source"
-    assert reached.evidence.endswith("; still falling")
+    assert reached.evidence.endswith("; its training loss still fell")
 
 
 def test_no_run_ignores_its_source_before_its_end():

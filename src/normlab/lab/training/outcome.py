@@ -94,7 +94,7 @@ class _Course:
         self.warming = "; its learning rate still rose" if rising else ""
         self.falling = self._fell(0)
         """Whether the loss is falling, or too young to tell."""
-        self.trend = "; still falling" if self.falling and len(self.middles) >= 3 else ""
+        self.trend = "; its training loss still fell" if self.falling and len(self.middles) >= 3 else ""
         """The end of a sentence if the loss is known to be falling, else empty."""
         late = sum(window[0]["step"] >= JUDGE_FROM * total_steps for window in windows)
         self.always_fell = bool(self.trend) and all(map(self._fell, range(late)))
