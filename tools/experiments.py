@@ -63,6 +63,7 @@ def _train(regime: Experiment, missing: Iterable[tuple[str, int, Config]], runs:
     made_by = {"commit": commit()}
     for run in missing:
         config_key = key(run[-1])
+        # whoever has the lock trains this run and writes its line before the lock ends
         with suppress(RunBusyError), reserved(runs / "taken" / config_key):
             if config_key in kept(file):  # another process has trained it since these were listed
                 continue

@@ -12,6 +12,7 @@ from language_model import MISTAKE, LanguageModel, answers, loaded, side_by_side
 from torch import Tensor, nn
 
 RANK, SCALE, BETA = 8, 2.0, 0.1
+# factors of a smaller rank are too few vectors for a check to tell drawn ones from orthogonal ones
 
 
 class Adapted(nn.Module):
