@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -61,15 +60,18 @@ def run_pilots(name: str, runs: Path, results: Path = RESULTS) -> None:
 def _train(regime: Experiment, missing: Iterable[tuple[str, int, Config]], runs: Path, file: Path) -> None:
     # the commit of the code that runs, which the checkout may leave before the last run ends
     made_by = {"commit": commit()}
-    for run in missing:
-        config_key = key(run[-1])
-        # whoever has the lock trains this run and writes its line before the lock ends
-        with suppress(RunBusyError), reserved(runs / "taken" / config_key):
-            if config_key in kept(file):  # another process has trained it since these were listed
-                continue
-            for row in train_missing([run], runs, file, regime.measure, made_by):
-                scores = row["dev"][-1:], row["test"], row["seconds"]
-                print(regime.name, row["cell"], row["seed"], row["outcome"], *scores, flush=True)
+    for cell, seed, config in missing:
+        config_key = key(config)
+        try:
+            # whoever has the lock trains this run and writes its line before the lock ends
+            with reserved(runs / "taken" / config_key):
+                if config_key in kept(file):  # another process has trained it since these were listed
+                    continue
+                for row in train_missing([(cell, seed, config)], runs, file, regime.measure, made_by):
+                    scores = row["dev"][-1:], row["test"], row["seconds"]
+                    print(regime.name, cell, seed, row["outcome"], *scores, flush=True)
+        except RunBusyError as busy:
+            print(regime.name, cell, seed, f"left out: {busy}", flush=True)
 
 
 def require_committed(name: str) -> None:

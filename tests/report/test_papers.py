@@ -13,7 +13,7 @@ from normlab.papers.artefact import Artefact
 from normlab.papers.results import ArtefactStatus, at_other_scales, standing, write_reproduction
 from normlab.papers.trainings import Trainings
 from normlab.report.page import Chart
-from normlab.report.papers import forests, papers_page, write_papers_page
+from normlab.report.papers import forest_rows, forests, papers_page, write_papers_page
 from normlab.report.reproduction import write_reproduction_page
 from report.reproductions import ARTEFACT, found
 from report.shown import alarms, rows_of, text_of
@@ -62,6 +62,13 @@ def test_a_forest_has_the_effects_of_one_unit_with_their_intervals(findings):
     first = xiong[0].evidence[0]
     row = rows[f"X1 {first.piece.says} · {first.regime.setting.short}"]
     assert (row["value"], row["low"], row["reading"]) == (first.estimate.value, first.estimate.low, "agrees")
+
+
+def test_a_name_in_a_forest_fits_the_width_of_its_picture(findings):
+    letters = 95  # of the size of a name, in the 500 pixels of docs/papers/*.svg
+    names = [row["effect"] for unit in phrases.DRAWN for row in forest_rows(findings, unit)]
+    assert len(names) > 100
+    assert [name for name in names if len(name) > letters] == []
 
 
 def test_the_overview_links_to_the_pages_that_lie_beside_it(tmp_path):

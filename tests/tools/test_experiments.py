@@ -153,12 +153,13 @@ def toy_in(results):
     return results / "toy" / RUNS_FILE, [key(config) for *_, config in read_regime("toy", results).configs()]
 
 
-def test_a_run_that_another_process_trains_is_left_out(tmp_path, monkeypatch):
+def test_a_run_that_another_process_trains_is_left_out_and_named(tmp_path, monkeypatch, capsys):
     trained = TrainedNothing(monkeypatch)
     _, (post, _) = toy_in(tmp_path)
     with reserved(tmp_path / "runs/taken" / post):
         run("toy", tmp_path / "runs", tmp_path)
     assert trained.cells == ["pre"]
+    assert "toy post 5 left out" in capsys.readouterr().out
     run("toy", tmp_path / "runs", tmp_path)
     assert trained.cells == ["pre", "post", "pre"]
 
