@@ -21,7 +21,8 @@ SCHEMA_VERSION: Final = 1
 """The version of what ``normlab papers --json`` prints."""
 LEGEND: Final = """\
 The sentences are condensed, and some joined of two; the paper's place stands behind each.
-Measured: an effect with its 95% interval; n is the number of pairs of runs, or of models. Intervals are not \
+Measured: an effect with its 95% interval; n is the number of pairs of runs, or of models. The variance of a pair \
+of cells is moderated by those of the regime's other pairs, as three seeds alone tell little of it. Intervals are not \
 adjusted for the number of effects, and effects that share runs are not independent, however many agree. \
 "A over B" is A minus B, or A divided by B where a × stands before it; of losses, \
 in nats a token or bits a byte, the lower one is better.
