@@ -132,7 +132,7 @@ def _declarations(folder: Path) -> None:
 
 
 def _paper(folder: Path) -> None:
-    (folder / "doe2026.toml").write_text(PAPER.replace('"best_run"', '"score"'))
+    (folder / "doe2026.toml").write_text(PAPER.replace('"mean_bleu"', '"score"'))
     (folder / "runs" / "toy").mkdir(parents=True)
     (folder / "runs" / "toy" / "regime.toml").write_text(REGIME)
     rows = [

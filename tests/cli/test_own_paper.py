@@ -45,9 +45,9 @@ over = "post"
 above = 0
 
 [[finding.evidence]]
-says = "the best run of Pre-LN"
+says = "the mean BLEU of Pre-LN"
 regime = "toy"
-effect = "best_run"
+effect = "mean_bleu"
 of = "pre"
 above = 25
 margin = "25 BLEU"
@@ -64,14 +64,15 @@ recipe = "post"
 MODULE = """
 import torch
 
-from normlab.papers import Artefact, Estimate, Lines, Measurement, publish
+from normlab.papers import Artefact, Lines, Measurement, publish
 from normlab.papers.effects import effect
+from normlab.papers.estimate import mean
 
 
 @effect()
-def best_run(regime, of):
-    \"\"\"The best test BLEU of a cell's runs.\"\"\"
-    return Estimate.exact(max(run.scores["bleu"] for run in regime.cell(of).values()))
+def mean_bleu(regime, of):
+    \"\"\"The arithmetic mean of the test BLEU of a cell's runs.\"\"\"
+    return mean(run.scores["bleu"] for run in regime.cell(of).values())
 
 
 def positive_share(lab, *, dims, seeds):
@@ -130,7 +131,7 @@ def test_a_paper_of_ones_own_is_one_file_and_a_function_for_a_new_measure(here):
     shown = normlab("papers", "show", "E1", "--paper", "doe2026.toml", *OWN, cwd=here).stdout
     assert shown.startswith("E1: Pre-LN is better: supported")
     assert shown.count("agrees") == 2
-    assert "Pre-LN: 33" in shown
+    assert "Pre-LN: 32.0 [29.5, 34.5], n 3" in shown
 
     unknown = normlab("papers", "show", "E1", cwd=here)
     assert unknown.returncode == 2

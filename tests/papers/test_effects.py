@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from scipy import stats
 from normlab.errors import UserError
 from normlab.judging.statistics import MetricScale, contrasts
 from normlab.lab.tasks import TASKS
-from normlab.papers.effects import BLEU, EFFECTS, METRICS
+from normlab.papers.effects import BLEU, EFFECTS, MEASURED, METRICS
+from normlab.papers.end_measures import MEASURES, UPDATES
 from normlab.papers.estimate import Estimate
+from normlab.papers.finding import Expectation
 from normlab.papers.regimes import ChosenRate, Regime, Run, Setting
 
 SETTING = Setting("small", "Made up.", "It is small.")
@@ -80,6 +83,102 @@ def test_only_seeds_that_both_cells_have_are_compared():
 def test_a_run_without_a_score_has_the_worst_one():
     rows = regime(run("a", 1, 30.0), Run("b", 1, "b1", "diverged", {"bleu": None, "nll": None}))
     assert effect("difference", rows, of="a", over="b").value == pytest.approx(30.0, abs=0.1)
+
+
+def diverged(cell, seed, dev=()):
+    curves = {"nll": [(100, loss) for loss in dev]}
+    return Run(cell, seed, f"{cell}{seed}", "diverged", {"bleu": None, "nll": math.nan}, curves)
+
+
+def test_a_loss_has_no_worst_so_a_run_without_one_is_named():
+    kept = [run(cell, seed) for cell in "ab" for seed in (1, 2, 3)]
+    for name in ("difference", "dev_difference"):
+        with pytest.raises(UserError, match=r"\bb4\b.* nll"):
+            effect(name, regime(*kept, run("a", 4), diverged("b", 4)), of="a", over="b", metric="nll")
+    with pytest.raises(UserError, match=r"\bb4\b.* nll"):
+        effect("score", regime(*kept, diverged("b", 4)), of="b", metric="nll")
+    on_dev = regime(*kept, run("a", 4), diverged("b", 4, dev=(7.0, 6.0)))
+    found = effect("difference", on_dev, of="a", over="b", metric="nll")
+    assert found.runs == 4
+    assert effect("score", on_dev, of="b", metric="nll").value == pytest.approx(3**0.75 * 7**0.25)
+
+
+def test_a_run_without_dev_scores_has_the_worst_one_if_it_failed():
+    kept = [run("a", 1, 30.0), run("a", 2, 30.0), run("b", 1, 30.0)]
+    for name in ("dev_difference", "best_on_dev"):
+        found = effect(name, regime(*kept, diverged("b", 2)), of="a", over="b", metric="bleu")
+        assert found.runs == 2
+        assert found.value > 5, name
+    assert effect("last_on_dev", regime(*kept, diverged("b", 2)), of="b").value < 5
+    unkept = Run("b", 2, "b2", "stuck", {"bleu": 10.0}, {})
+    for missing in (unkept, replace(unkept, outcome="trained", scores={}), replace(unkept, outcome="")):
+        with pytest.raises(UserError, match=r"\bb2\b.* bleu"):
+            effect("best_on_dev", regime(*kept, missing), of="a", over="b", metric="bleu")
+
+
+def test_a_rate_at_which_a_run_diverges_is_the_worse_one():
+    kept = [run(cell, seed, bleu) for cell, bleu in (("low", 20.0), ("other", 10.0)) for seed in (1, 2)]
+    rows = regime(*kept, run("high", 1, 30.0, nll=((100, 1.0),)), diverged("high", 2))
+    found = effect("tuned_difference", rows, of=["low", "high"], over=["other"])
+    assert found.value == pytest.approx(10.0, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["difference", "dev_difference", "best_on_dev"])
+def test_another_cell_that_cannot_be_measured_lends_no_variance(name):
+    pair = [run(cell, s, nll=((100, 4.0 + s * len(cell)),)) for cell in ("a", "bb") for s in (1, 2, 3)]
+    sides = {"of": "a", "over": "bb", "metric": "nll"}
+    empty = [diverged("c", seed) for seed in (1, 2, 3)]
+    assert effect(name, regime(*pair, *empty), **sides) == effect(name, regime(*pair), **sides)
+
+
+@pytest.mark.parametrize("name", ["difference", "best_difference", "dev_difference", "best_on_dev", "gains"])
+def test_a_metric_that_no_run_has_is_refused(name):
+    rows = regime(*(run(cell, seed) for cell in "ab" for seed in (1, 2, 3)))
+    with pytest.raises(UserError, match=r"made-up has accuracy .*bleu, nll"):
+        effect(name, rows, of="a", over="b", metric="accuracy")
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_what_one_or_two_seeds_say_has_their_number_and_decides_nothing(seeds):
+    curves = {"a": [(100, 2.0), (200, 2.1)], "b": [(100, 3.0), (200, 3.1)]}
+    measured = [weights(0, True, [1.0, 2.0, 4.0], [1.0, 1.0, 2.0, 4.0])]
+    rows = regime(
+        *(
+            run(cell, seed, 20.0 + seed, gradients=curves[cell], measured=measured, last_loss=9.0)
+            for cell in "ab"
+            for seed in range(seeds)
+        )
+    )
+    place = {"of": "a", "measure": ["gradients", "mean_grad_l2"]}
+    given = {
+        **{name: arguments for name, arguments in NOTHING_YET.items() if name not in NOT_BY_SEED},
+        "gradients_after": {**NOTHING_YET["gradients_after"], "step": 0},
+        "matrices_ratio": {**place, "matrices": ["ffn ffn_in"], "against": ["ffn ffn_out"]},
+    }
+    for name, arguments in given.items():
+        found = effect(name, rows, **arguments)
+        assert found.runs == seeds, name
+        for expected in (Expectation(above=-1e9), Expectation(within=(-1e9, 1e9))):
+            assert expected.reading(found) == "open", name
+
+
+def test_one_seed_of_a_sweep_or_of_a_table_decides_nothing():
+    swept = regime(tables={"rates": [{"cell": "a", "rate": rate, "nll": rate} for rate in (1.0, 2.0)]})
+    assert effect("swept_loss", swept, of="a", rate=2.0) == Estimate.of_too_few(1.0, 1).of_unit("nats")
+    rows = regime(tables={"grads": [row for row in TABLE if row["seed"] == 0]})
+    post = {"table": "grads", "y": "grad", "of": {"placement": "post"}}
+    assert effect("last_over_first", rows, **post).runs == 1
+    assert effect("exponent", rows, x="layer", **post).runs == 1
+    assert effect("law_preference", rows, x="layer", **post).runs == 1
+
+
+def test_a_quotient_has_the_runs_of_its_drawn_side():
+    drawn, computed = Estimate(0.4, 0.3, 0.5, 2), Estimate.exact(0.1)
+    measures = {"drawn": drawn, "computed": computed, "one": Estimate.of_too_few(0.2, 1)}
+    for of, over, runs in (("drawn", "computed", 2), ("computed", "drawn", 2), ("one", "drawn", 1)):
+        assert effect("quotient", regime(measures=measures), of=of, over=over).runs == runs
+    assert effect("quotient", regime(measures=measures), of="one", over="drawn").value == pytest.approx(0.5)
+    assert not effect("quotient", regime(measures=measures), of="one", over="drawn").has_ends
 
 
 def test_two_steps_are_compared_by_their_mean():
@@ -184,8 +283,21 @@ def test_gradient_norms_and_spikes_after_the_warm_up():
     sides = {"of": "wild", "over": "calm", "after": 50}
     assert effect("gradient_ratio", regime(*runs), **sides).value == pytest.approx(2.0)
     found = effect("spikes", regime(*runs), of="wild", after=50)
-    assert (found.value, found.runs, found.share) == (pytest.approx(1 / 94), 3 * 94, True)
-    assert effect("spikes", regime(*runs), of="calm", after=50).value == 0
+    assert (found.value, found.runs, found.share) == (pytest.approx(1 / 94), 3, False)
+    calm = effect("spikes", regime(*runs), of="calm", after=50)
+    assert (calm.value, calm.low) == (0, 0)
+    assert calm.high == pytest.approx(stats.binomtest(0, 3 * 94).proportion_ci(0.95, method="exact").high)
+
+
+def test_spikes_in_one_run_of_several_are_no_independent_steps():
+    wild = [(step, 50.0 if step % 200 == 0 else 1.0) for step in range(10, 2000, 10)]
+    still = [(step, 1.0) for step, _ in wild]
+    runs = [run("a", s, gradients=wild if s == 1 else still) for s in range(1, 5)]
+    found = effect("spikes", regime(*runs), of="a", after=0)
+    share = 9 / 199 / 4
+    assert (found.value, found.runs) == (pytest.approx(share), 4)
+    assert found.low == 0
+    assert found.high == pytest.approx(share + stats.t.ppf(0.975, 3) * share)
 
 
 def test_a_noisy_gradient_spreads_more_about_its_median_whatever_its_size():
@@ -292,10 +404,21 @@ def test_what_was_measured_on_trained_weights():
     assert (ratio.value, ratio.runs) == (pytest.approx(math.sqrt(0.1) * 4 ** (1 / 3)), 3)
     with pytest.raises(UserError, match="'ffn ffn_in'"):
         effect("matrices_ratio", rows, **both, matrices=["ffn ffn_inn"])
+    with pytest.raises(UserError, match="'gradients'"):
+        effect("matrices_ratio", rows, **{**both, "measure": ["gradient"]}, matrices=["ffn ffn_in"])
+    for name in ("layers_ratio", "gradients_after"):
+        with pytest.raises(UserError, match="'decoder'"):
+            effect(name, rows, **{**place, "stack": "decodr"}, step=0)
+    with pytest.raises(UserError, match="'decoder'"):
+        effect("own_share", rows, of="a", stack="decodr")
     assert effect("own_share", rows, of="a", stack="decoder").value == pytest.approx(3.0)
     assert effect("own_share", rows, of="a", stack="decoder", step=0).value == pytest.approx(1.0)
     assert effect("own_share_ratio", rows, of="a", over="a", stack="decoder").value == pytest.approx(1.0)
     assert math.isnan(effect("own_share", rows, of="refused", stack="decoder").value)
+
+
+def test_what_effects_read_of_weights_is_what_is_measured_of_them():
+    assert set(MEASURED) == {*MEASURES, UPDATES}
 
 
 NOTHING_YET = {
@@ -326,6 +449,10 @@ OF_STUDIES = {
     *("measure", "measured_ratio", "quotient", "last_over_first", "row_ratio", "exponent", "law_preference"),
     *("swept_loss", "rate_ratio"),
 }
+
+
+NOT_BY_SEED = {"trains", "gains", "fails", "penalty_ratio"}
+"""Shares have an interval for any number of runs, and no cell of the others' rows loses to another."""
 
 
 def test_every_effect_of_runs_waits_for_its_rows():

@@ -21,9 +21,11 @@ def test_a_mean_has_student_s_interval():
     assert (found.low, found.high) == pytest.approx((4.0 - half, 4.0 + half))
 
 
-def test_one_value_is_exact():
-    found = mean([3.0])
-    assert (found.value, found.low, found.high) == (3.0, 3.0, 3.0)
+def test_one_value_says_nothing_of_its_spread():
+    assert mean([3.0]) == Estimate(3.0, -math.inf, math.inf, 1)
+    assert mean([3.0]).mapped(lambda value: 1 / value) == Estimate(1 / 3, -math.inf, math.inf, 1)
+    assert mean([3.0]).columns("bleu") == {"bleu": 3.0, "low": 3.0, "high": 3.0}
+    assert simultaneous([[3.0, 4.0]]) == [Estimate.of_too_few(3.0, 1), Estimate.of_too_few(4.0, 1)]
 
 
 def test_the_interval_of_a_mean_holds_as_often_as_it_says():
@@ -129,7 +131,7 @@ def test_the_jackknife_of_a_mean_is_student_s():
 
 def test_two_runs_have_no_jackknife():
     found = jackknife([1.0, 2.0], lambda x: float(x.mean()))
-    assert found.low == found.high == 1.5
+    assert found == Estimate(1.5, -math.inf, math.inf, 2)
 
 
 def test_the_jackknifed_ratio_of_means_holds_as_often_as_it_says():

@@ -2,8 +2,10 @@
 
 Each is a function of a ``Regime`` and of keywords, registered under its name for ``findings/*.toml``. Cells
 are compared within seeds, on a scale without edges (``MetricScale``), so no interval leaves the metric's
-range. A run without a score, such as one that diverged before its first validation, has the worst one: papers
-print such runs as 0 BLEU or as a failure, and leave none out.
+range. A run that failed without a score, such as one that diverged before its first validation, has the worst
+one: papers print such runs as 0 BLEU or as a failure, and leave none out. Where a metric has no worst value,
+as a loss, the run's own worst on dev stands for it, and without that the comparison is refused with the name
+of the run. Other cells, whose pairs lend a comparison their variance, lend none if they cannot be measured.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ METRICS: Final = {metric.name: metric for metric in (BLEU, NLL, BITS_PER_BYTE, A
 RATIO: Final = "×"
 SHARE: Final = "of the runs"
 STEPS: Final = "of the logged steps"
+MEASURED: Final = ("gradients", "dependency", "updates")
+"""What ``end_measures`` measures of weights."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,17 @@ def names(cells: Cells) -> tuple[str, ...]:
     return (cells,) if isinstance(cells, str) else tuple(cells)
 
 
-def _metric(name: str) -> Metric:
+def _metric(regime: Regime, name: str, *, on_dev: bool = False) -> Metric:
+    """The metric of a name. Raises UserError for one that no run of the regime has: its runs would all count
+    as equally bad.
+    """
     if name not in METRICS:
         raise UserError(f"an effect knows no metric {name!r}{nearest(name, METRICS)}")
+    kept = {metric for run in regime.runs for metric in (run.dev if on_dev else run.scores)}
+    if kept and name not in kept:
+        has = ", ".join(sorted(kept & METRICS.keys())) or "none that effects know"
+        place = "on dev" if on_dev else "on test"
+        raise UserError(f"no run of the regime {regime.name} has {name} {place}; metric is one of: {has}")
     return METRICS[name]
 
 
@@ -125,15 +137,41 @@ def _mean_ratio(values: Sequence[float]) -> Estimate:
     return (mean_ratio(values) if values else NOTHING).of_unit(RATIO)
 
 
+class NoScoreError(UserError):
+    """A run keeps no score, and the metric has no worst one to stand for it."""
+
+
 def score_or_worst(run: Run, metric: Metric) -> float:
-    """The test score of a run; without any, the metric's worst, or if it has none, the run's worst on dev."""
+    """The test score of a run. One that failed without any has the metric's worst, or if the metric has none,
+    the run's own worst on dev. Raises UserError if there is neither, and for another run without a score.
+    """
     score = run.scores.get(metric.name)
     if score is not None and math.isfinite(score):
         return score
-    worst = metric.least if metric.higher_is_better else metric.most
-    if worst is not None:
-        return worst
-    return max((value for _, value in run.dev.get(metric.name, ())), default=math.inf)
+    worst = _worst(metric)
+    if worst is None:
+        worst = max((value for _, value in _dev(run, metric.name)), default=None)
+    if worst is None or not _failed_without(run, metric):
+        raise _no_score(run, metric, "test")
+    return worst
+
+
+def _worst(metric: Metric) -> float | None:
+    return metric.least if metric.higher_is_better else metric.most
+
+
+def _failed_without(run: Run, metric: Metric) -> bool:
+    """Whether a run failed without a test score; one that was cut short has not failed."""
+    score = run.scores.get(metric.name)
+    failed = bool(run.outcome) and not run.trained
+    return failed and (score is None or not math.isfinite(score))
+
+
+def _no_score(run: Run, metric: Metric, place: str) -> NoScoreError:
+    return NoScoreError(
+        f"run {run.id} of {run.cell} keeps no {metric.name} on {place}, and nothing stands for it; "
+        "name another metric, or leave the cell out"
+    )
 
 
 def _mean_on_scale(scores: Iterable[float], metric: Metric) -> float:
@@ -162,25 +200,38 @@ def _difference(
 ) -> Estimate:
     """The mean difference of two sides within seeds, as one of scores around the mean of all of them.
 
-    ``value`` gives a side's runs at one seed a number on the metric's scale. The interval is the one that
-    ``compare`` would give if it had a single pair to decide: a few seeds hardly tell how much a pair varies,
-    so its variance is moderated by the typical one of all pairs of the regime's cells.
+    ``value`` gives a side's runs at one seed a number on the metric's scale, or raises ``NoScoreError``. The
+    interval is the one that ``compare`` would give if it had a single pair to decide: a few seeds hardly tell
+    how much a pair varies, so its variance is moderated by the typical one of all pairs of the regime's
+    cells.
     """
     from normlab.judging.statistics import contrasts  # `normlab --help` does not wait for scipy
 
     sides = [names(of), names(over)]
     others = [(cell,) for cell in regime.cells if not any(cell in side for side in sides)]
-    values = _by_side(regime, [*sides, *others], value)
+    of_others = _by_side(regime, others, lambda runs: _value_or_nan(value, runs))
+    values = np.concatenate([_by_side(regime, sides, value), of_others])
     pair = values[:2, np.isfinite(values[:2]).all(axis=0)]
     if not pair.size:
         return NOTHING.of_unit(_unit(metric))
     compared = contrasts(values)
-    delta = float(compared.delta[0])
-    # Differences that do not vary at all, or a single one, have no margin.
-    margin = float(np.nan_to_num(compared.margin_of_one[0]))
-    moved = Estimate(delta, delta - margin, delta + margin, pair.shape[1] if pair.shape[1] > 1 else 0)
+    delta, seeds = float(compared.delta[0]), pair.shape[1]
+    if seeds < 2:
+        moved = Estimate.of_too_few(delta, seeds)
+    else:
+        # differences that do not vary at all have no margin
+        margin = float(np.nan_to_num(compared.margin_of_one[0]))
+        moved = Estimate(delta, delta - margin, delta + margin, seeds)
     centre = np.array(pair.mean())
     return _of_metric(moved, metric, lambda shift: _scale(metric).difference(centre, shift))
+
+
+def _value_or_nan(value: Callable[[Sequence[Run]], float], runs: Sequence[Run]) -> float:
+    """The value of runs; NaN if they have none."""
+    try:
+        return value(runs)
+    except NoScoreError:
+        return math.nan
 
 
 def _by_side(
@@ -200,7 +251,7 @@ def _by_side(
 @effect()
 def score(regime: Regime, of: str, metric: str = "bleu") -> Estimate:
     """The mean test score of a cell."""
-    shown = _metric(metric)
+    shown = _metric(regime, metric)
     values = [_test_on_scale(runs, shown) for (runs,) in _by_seed(regime, of)]
     if not values:
         return NOTHING.of_unit(_unit(shown))
@@ -210,7 +261,7 @@ def score(regime: Regime, of: str, metric: str = "bleu") -> Estimate:
 @effect(0.0)
 def difference(regime: Regime, of: Cells, over: Cells, metric: str = "bleu") -> Estimate:
     """The test score of ``of`` minus that of ``over``, within seeds."""
-    shown = _metric(metric)
+    shown = _metric(regime, metric)
     return _difference(regime, of, over, shown, lambda runs: _test_on_scale(runs, shown))
 
 
@@ -219,7 +270,7 @@ def best_difference(regime: Regime, of: Cells, over: Cells, metric: str = "bleu"
     """The best test score of any cell in ``of`` minus that of any in ``over``, within seeds. The best of
     several favours the side with more cells, so it is used only where that works against the finding.
     """
-    shown = _metric(metric)
+    shown = _metric(regime, metric)
 
     def best(runs: Sequence[Run]) -> float:
         return _mean_on_scale([max((score_or_worst(run, shown) for run in runs), key=shown.sort_key)], shown)
@@ -232,7 +283,8 @@ def tuned_difference(
     regime: Regime, of: Sequence[str], over: Sequence[str], metric: str = "bleu"
 ) -> Estimate:
     """``difference`` of two recipes, each at the better of its rates: of its cells, the one whose runs have
-    the lower mean of their best dev NLL.
+    the lower mean of their best dev NLL. A rate at which a run fails before its first validation is the worse
+    one.
     """
 
     def better(cells: Sequence[str]) -> str:
@@ -243,7 +295,9 @@ def tuned_difference(
 
 
 def _best_nll(run: Run) -> float:
-    return min(map(_value, _dev(run, NLL.name)))
+    if _failed_without(run, NLL) and not _dev(run, NLL.name):
+        return math.inf
+    return min(map(_value, _kept_dev(run, NLL)))
 
 
 @effect()
@@ -268,7 +322,7 @@ def fails(regime: Regime, of: Cells, least: float, metric: str = "bleu") -> Esti
     """The share of the runs of some cells that do not train, or end below a least test score, with its exact
     interval.
     """
-    shown = _metric(metric)
+    shown = _metric(regime, metric)
     runs = [run for cell in names(of) for run in regime.cell(cell).values()]
     return _share([not run.trained or shown.better(least, score_or_worst(run, shown)) for run in runs])
 
@@ -282,8 +336,8 @@ def steps_ratio(regime: Regime, of: str, over: str) -> Estimate:
     ratios: list[float] = []
     all_arrived = True
     for first, second in _pairs(regime, of, over):
-        curve = _dev(first, NLL.name)
-        step, best = min(_dev(second, NLL.name), key=_value)
+        curve = _kept_dev(first, NLL)
+        step, best = min(_kept_dev(second, NLL), key=_value)
         reached = next((at for at, nll in curve if nll <= best), None)
         if reached is None:
             all_arrived = False
@@ -298,10 +352,11 @@ def dev_difference(
     regime: Regime, of: str, over: str, metric: str = "nll", step: int = 0, share: float = 1.0
 ) -> Estimate:
     """The dev score of ``of`` minus that of ``over`` after a step, or after a share of the training."""
-    shown = _metric(metric)
+    shown = _metric(regime, metric, on_dev=True)
 
     def reached(runs: Sequence[Run]) -> float:
-        return _mean_on_scale((_at(_dev(run, metric), step, share) for run in runs), shown)
+        scores = [_dev_or_worst(run, shown, lambda curve: _at(curve, step, share)) for run in runs]
+        return _mean_on_scale(scores, shown)
 
     return _difference(regime, of, over, shown, reached)
 
@@ -309,11 +364,13 @@ def dev_difference(
 @effect(0.0)
 def best_on_dev(regime: Regime, of: str, over: str, metric: str = "bleu") -> Estimate:
     """The best dev score of ``of`` in its training minus that of ``over``."""
-    shown = _metric(metric)
+    shown = _metric(regime, metric, on_dev=True)
+
+    def best_of(curve: Curve) -> float:
+        return max(map(_value, curve), key=shown.sort_key)
 
     def best(runs: Sequence[Run]) -> float:
-        scores = [max(map(_value, _dev(run, metric)), key=shown.sort_key) for run in runs]
-        return _mean_on_scale(scores, shown)
+        return _mean_on_scale([_dev_or_worst(run, shown, best_of) for run in runs], shown)
 
     return _difference(regime, of, over, shown, best)
 
@@ -321,8 +378,8 @@ def best_on_dev(regime: Regime, of: str, over: str, metric: str = "bleu") -> Est
 @effect(0.0)
 def dev_rise(regime: Regime, of: str, metric: str = "nll") -> Estimate:
     """How far the dev score of a cell rises from the first validation to the last that each run reached."""
-    shown = _metric(metric)
-    curves = [_dev(run, metric) for run in regime.cell(of).values()]
+    shown = _metric(regime, metric, on_dev=True)
+    curves = [_kept_dev(run, shown) for run in regime.cell(of).values()]
     return _mean([curve[-1][1] - curve[0][1] for curve in curves], _unit(shown))
 
 
@@ -332,7 +389,7 @@ def training_rise(regime: Regime, of: str) -> Estimate:
     whose first training NLL was not kept.
     """
     rises = [
-        run.last_loss - _dev(run, NLL.name)[0][1]
+        run.last_loss - _kept_dev(run, NLL)[0][1]
         for run in regime.cell(of).values()
         if run.last_loss is not None
     ]
@@ -342,12 +399,13 @@ def training_rise(regime: Regime, of: str) -> Estimate:
 @effect()
 def last_on_dev(regime: Regime, of: str, metric: str = "bleu") -> Estimate:
     """The mean dev score of a cell at the last validation that each of its runs reached."""
-    shown = _metric(metric)
-    curves = [_dev(run, metric) for run in regime.cell(of).values()]
-    if not curves:
+    shown = _metric(regime, metric, on_dev=True)
+    runs = list(regime.cell(of).values())
+    if not runs:
         return NOTHING.of_unit(_unit(shown))
-    last = min(curve[-1][0] for curve in curves)
-    values = _scale(shown).values(np.array([_at(curve, last, 1.0) for curve in curves]))
+    last = min((curve[-1][0] for run in runs if (curve := _dev(run, metric))), default=0)
+    scores = [_dev_or_worst(run, shown, lambda curve: _at(curve, last, 1.0)) for run in runs]
+    values = _scale(shown).values(np.array(scores))
     return _of_metric(mean(values.tolist()), shown, _scale(shown).scores)
 
 
@@ -376,15 +434,23 @@ AROUND: Final = 25
 
 @effect()
 def spikes(regime: Regime, of: str, after: int) -> Estimate:
-    """The share of a cell's logged steps after a step whose gradient norm is a spike, with its exact
-    interval.
+    """The share of a cell's logged steps after a step whose gradient norm is a spike, as a mean over runs:
+    spikes come in bursts, so the steps of a run are not independent.
     """
-    counted: list[bool] = []
+    by_run: list[list[bool]] = []
     for run in regime.cell(of).values():
         norms = _norms(run, after)
         around = [median(norms[max(0, i - AROUND) : i + AROUND + 1]) for i in range(len(norms))]
-        counted += [norm > SPIKE * middle for norm, middle in zip(norms, around, strict=True)]
-    return _share(counted).of_unit(STEPS)
+        if norms:
+            by_run.append([norm > SPIKE * middle for norm, middle in zip(norms, around, strict=True)])
+    of_runs = _mean([fmean(counted) for counted in by_run], STEPS)
+    if not of_runs.has_ends:
+        return of_runs
+    # Runs that all have no spike do not show that there never is one: no interval is narrower than that of
+    # independent steps.
+    of_steps = _share([is_spike for counted in by_run for is_spike in counted])
+    low, high = min(of_runs.low, of_steps.low), max(of_runs.high, of_steps.high)
+    return replace(of_runs, low=max(low, 0.0), high=min(high, 1.0))
 
 
 @effect(1.0)
@@ -406,7 +472,7 @@ def penalty_ratio(regime: Regime, of: Sequence[str], over: Sequence[str], metric
 
     Raises UserError if the first cell of a side is not the worse one at some seed: there is no ratio then.
     """
-    shown = _metric(metric)
+    shown = _metric(regime, metric)
     ratios = []
     for sides in _by_seed(regime, of, over):
         first, second = (_loss(worse, better, shown) for worse, better in sides)
@@ -427,7 +493,7 @@ def gains(regime: Regime, of: str, over: str, metric: str, by: float = 0.0) -> E
     """The share of seeds at which the test score of ``of`` is better than that of ``over`` by more than
     ``by``, with its exact interval.
     """
-    shown = _metric(metric)
+    shown = _metric(regime, metric)
     gained = [
         shown.sort_key(score_or_worst(first, shown)) - shown.sort_key(score_or_worst(second, shown)) > by
         for first, second in _pairs(regime, of, over)
@@ -437,21 +503,25 @@ def gains(regime: Regime, of: str, over: str, metric: str, by: float = 0.0) -> E
 
 @effect(0.0)
 def swept_loss(regime: Regime, of: str, rate: float) -> Estimate:
-    """How much worse the dev NLL of a cell is at a rate than at the best one that its sweep tried."""
+    """How much worse the dev NLL of a cell is at a rate than at the best one that its sweep tried, with one
+    run at each.
+    """
     swept = {row["rate"]: row["nll"] for row in _rows(regime, "rates", {"cell": of})}
     if rate not in swept:
         tried = ", ".join(f"{one:g}" for one in swept)
         raise UserError(f"the sweep of {of} has no rate {rate:g}; it has {tried}")
-    return Estimate.exact(swept[rate] - min(swept.values())).of_unit("nats")
+    return Estimate.of_too_few(swept[rate] - min(swept.values()), 1).of_unit("nats")
 
 
 @effect(1.0)
 def rate_ratio(regime: Regime, of: str, over: str) -> Estimate:
-    """The rate that a sweep chose for ``of`` over the one that it chose for ``over``."""
+    """The rate that a sweep chose for ``of`` over the one that it chose for ``over``, with one run at each
+    rate.
+    """
     for cell in (of, over):
         if cell not in regime.rates:
             raise UserError(f"no sweep chose a rate for {cell!r}{nearest(cell, regime.rates)}")
-    return Estimate.exact(regime.rates[of].value / regime.rates[over].value).of_unit(RATIO)
+    return Estimate.of_too_few(regime.rates[of].value / regime.rates[over].value, 1).of_unit(RATIO)
 
 
 @effect()
@@ -474,9 +544,13 @@ def quotient(regime: Regime, of: str, over: str) -> Estimate:
     of their logarithms add up.
     """
     first, second = measure(regime, of), measure(regime, over)
+    # a measure that nothing was drawn for has no runs, and does not hide how few the other one has
+    runs = min((ratio.runs for ratio in (first, second) if ratio.runs), default=0)
+    if not (first.has_ends and second.has_ends):
+        return Estimate.of_too_few(first.value / second.value, runs).of_unit(RATIO)
     middle = math.log(first.value / second.value)
     margin = math.hypot(*(math.log(ratio.high / ratio.low) / 2 for ratio in (first, second)))
-    both = Estimate(middle, middle - margin, middle + margin, min(first.runs, second.runs))
+    both = Estimate(middle, middle - margin, middle + margin, runs)
     return both.mapped(math.exp).of_unit(RATIO)
 
 
@@ -627,13 +701,18 @@ def _weights(run: Run, step: int | None) -> Row | None:
 
 def _place(entry: Row | None, *keys: str) -> Any:
     """What an entry of measured weights has under nested keys; None without an entry, and for a measure that
-    was refused.
+    was refused, or not taken. Raises UserError for a key that the measure does not have.
     """
-    inner: Any = entry
-    for key in keys:
-        if inner is None:
-            return None
-        inner = inner.get(key)
+    measure, *inside = keys
+    if measure not in MEASURED:
+        raise UserError(f"no weights have a measure {measure!r}{nearest(measure, MEASURED)}")
+    if entry is None or measure not in entry:
+        return None
+    inner: Any = entry[measure]
+    for key in inside:
+        if key not in inner:
+            raise UserError(f"{measure} has no {key!r}{nearest(key, inner)}")
+        inner = inner[key]
     return inner
 
 
@@ -660,10 +739,28 @@ def _value(point: tuple[int, float]) -> float:
 
 
 def _dev(run: Run, metric: str) -> Curve:
+    """The dev scores that a run keeps, without those that are not finite."""
+    return [point for point in run.dev.get(metric, ()) if math.isfinite(_value(point))]
+
+
+def _kept_dev(run: Run, metric: Metric) -> Curve:
     """A run's dev scores. Raises UserError if none were kept."""
-    if not run.dev.get(metric):
-        raise UserError(f"run {run.id} of {run.cell} keeps no dev {metric}")
-    return run.dev[metric]
+    curve = _dev(run, metric.name)
+    if not curve:
+        raise _no_score(run, metric, "dev")
+    return curve
+
+
+def _dev_or_worst(run: Run, metric: Metric, read: Callable[[Curve], float]) -> float:
+    """What is read of a run's dev scores; the metric's worst for a run that failed without any."""
+    curve = _dev(run, metric.name)
+    if curve:
+        return read(curve)
+    worst = _worst(metric)
+    # of a run with a test score the dev scores were not kept, which does not make them bad
+    if worst is None or not _failed_without(run, metric):
+        raise _no_score(run, metric, "dev")
+    return worst
 
 
 def _at(curve: Curve, step: int, share: float) -> float:

@@ -22,7 +22,7 @@ class Estimate:
     low: float
     high: float
     runs: int = 0
-    """The number of independent runs behind the interval; 0 if nothing was drawn, or if it is not known."""
+    """The number of independent runs behind it; 0 only if nothing was drawn, or if it is not known."""
     share: bool = False
     """Whether it is a share of the runs, with the exact interval of Clopper and Pearson (1934)."""
     unit: str = ""
@@ -30,31 +30,46 @@ class Estimate:
 
     @classmethod
     def exact(cls, value: float) -> Estimate:
-        """Return a number without spread: measured again, it would be the same."""
+        """Return a number that is computed and not drawn: measured again, it would be the same."""
         return cls(value, value, value)
 
+    @classmethod
+    def of_too_few(cls, value: float, runs: int) -> Estimate:
+        """Return what too few runs gave to tell how they spread: its interval has no ends."""
+        return cls(value, -math.inf, math.inf, runs)
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether the interval has at least one end."""
+        return math.isfinite(self.low) or math.isfinite(self.high)
+
     def columns(self, name: str) -> dict[str, float]:
-        """Return the columns of a row: the value under a name, then the ends of its interval."""
-        return {name: self.value, "low": self.low, "high": self.high}
+        """Return the columns of a row: the value under a name, then the ends of its interval; an interval
+        without ends has none to draw, and shrinks to the value.
+        """
+        low, high = (self.low, self.high) if self.has_ends else (self.value, self.value)
+        return {name: self.value, "low": low, "high": high}
 
     def of_unit(self, unit: str) -> Estimate:
         """Return it with its unit."""
         return replace(self, unit=unit)
 
     def mapped(self, function: Callable[[float], float]) -> Estimate:
-        """Return the estimate of a monotonic function of the number."""
+        """Return the estimate of a monotonic function of the number; an interval without ends stays one."""
+        if not self.has_ends:
+            return replace(self, value=function(self.value))
         low, high = sorted((function(self.low), function(self.high)))
         return replace(self, value=function(self.value), low=low, high=high)
 
 
 def mean(values: Iterable[float]) -> Estimate:
-    r"""Return the mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; a single value is exact."""
+    r"""Return the mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; a single one has no ends."""
     from scipy.special import stdtrit  # imported here, so that a list of papers does not wait for scipy
 
     sample = list(values)
     n, centre = len(sample), fmean(sample)
     if n < 2:
-        return Estimate.exact(centre)
+        return Estimate.of_too_few(centre, n)
     margin = float(stdtrit(n - 1, 0.975)) * stdev(sample) / math.sqrt(n)
     return Estimate(centre, centre - margin, centre + margin, n)
 
@@ -84,14 +99,14 @@ def log_slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Estimate
 def jackknife(runs: ArrayLike, statistic: Callable[[Array], float]) -> Estimate:
     r"""A statistic of all n runs `[n, ...]`, such as one of their mean curve, :math:`\pm t_{n-1}` times its
     standard error, :math:`\sqrt{\frac{n-1}{n} \sum_i (\theta_{-i} - \bar\theta)^2}` over the n samples that
-    leave one run out.
+    leave one run out. Fewer than three runs leave no samples to compare, and the interval no ends.
     """
     from scipy.special import stdtrit  # imported here, so that a list of papers does not wait for scipy
 
     x = np.asarray(runs, float)
     n, value = len(x), statistic(x)
     if n < 3:
-        return Estimate.exact(value)
+        return Estimate.of_too_few(value, n)
     left_out = np.array([statistic(np.delete(x, i, axis=0)) for i in range(n)])
     error = math.sqrt((n - 1) / n * float(np.square(left_out - left_out.mean()).sum()))
     spread = float(stdtrit(n - 1, 0.975)) * error

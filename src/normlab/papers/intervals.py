@@ -32,7 +32,7 @@ def simultaneous(runs: ArrayLike) -> list[Estimate]:
     x = np.asarray(runs, float)
     n, k = x.shape
     if n < 2:
-        return [Estimate.exact(float(value)) for value in x[0]]
+        return [Estimate.of_too_few(float(value), n) for value in x[0]]
     spread = x.std(0, ddof=1) / math.sqrt(n)
     factor = _largest_t(_correlations(x), n) if k > 1 else float(stats.t.ppf((1 + LEVEL) / 2, n - 1))
     return [

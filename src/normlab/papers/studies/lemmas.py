@@ -251,7 +251,8 @@ def last_gradient(
         measures[f"{placement}_exponent_in_d"] = log_slope(dims, by_width)
     logarithms = simultaneous(np.log(by_depth["pre"]) - np.log(by_depth["post"]))
     mean_field = [math.sqrt(1.5 / scale) for scale in mean_field_scales(tokens, depths)]
-    measures["mean_field_exponent"] = log_slope(depths, [mean_field])
+    # computed, so the slope of its one curve has no spread
+    measures["mean_field_exponent"] = Estimate.exact(log_slope(depths, [mean_field]).value)
     lines = {
         "measured": map(exponential, logarithms),
         "ratio of the proof's bounds": (
