@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
 from normlab.papers.estimate import Estimate
 from normlab.papers.exact import own_statements, read_statements
@@ -32,4 +33,19 @@ def test_an_entry_that_is_no_statement_is_refused(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text('[[exact]]\nsays = "a"\nwhere = "b"\nartefact = "c"\nmeasure = "d"\nbelow = 1\n')
     with pytest.raises(ValueError, match="mean 'measures'"):
+        read_statements(file)
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ('measures = ["d"]', "above, below and within"),
+        ('measures = ["d"]\nabove = -inf', "above, below and within"),
+        ("measures = []\nbelow = 1", "measures"),
+    ],
+)
+def test_a_statement_that_nothing_could_break_is_refused(tmp_path, rest, said):
+    file = tmp_path / "own.toml"
+    file.write_text(f'[[exact]]\nsays = "a is b"\nwhere = "b"\nartefact = "c"\n{rest}\n')
+    with pytest.raises(UserError, match=rf"a is b\b.*{said}"):
         read_statements(file)

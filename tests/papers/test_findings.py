@@ -50,7 +50,7 @@ def test_every_result_that_measures_it_is_named(id_):
 
 def test_every_paper_has_findings_and_few_are_not_tested():
     assert {finding.paper for finding in FINDINGS.values()} == set(PAPERS)
-    assert {finding.answer for finding in FINDINGS.values()} == set(ANSWERS)
+    assert {finding.answer for finding in FINDINGS.values()} <= set(ANSWERS)
     untested = [one for one in REVIEWED.values() if one.finding.answer == "not tested here"]
     assert sum(not one.tested_and_open for one in untested) <= MOST_NOT_TESTED
 

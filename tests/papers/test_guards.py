@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from normlab.errors import UserError
+from normlab.papers import finding
 from normlab.papers.estimate import Estimate
 from normlab.papers.finding import (
     Evidence,
@@ -18,6 +19,7 @@ from normlab.papers.finding import (
     Reviewed,
     faults,
     measured,
+    own_findings,
     read_findings,
     reviewed,
 )
@@ -172,6 +174,8 @@ def claimed(answer, readings):
         'of = "a", over = "b", above = 1, margin = "much"',
         'of = "b", over = "a", below = -1, margin = "much"',
         'of = "b", over = "a", metric = "bleu", below = 0',
+        'of = ["a"], over = "b", above = 1, margin = "much"',
+        'of = ["b"], over = ["a"], below = 0',
     ],
 )
 def test_one_number_is_read_against_one_expectation(results, tmp_path, again):
@@ -179,7 +183,7 @@ def test_one_number_is_read_against_one_expectation(results, tmp_path, again):
     second = f'{{ says = "again", regime = "pair", effect = "difference", {again} }}'
     (tmp_path / "own.toml").write_text(ENTRY.replace("above = 0 }", f"above = 0 }}, {second}"))
     assert len(faults(results(*rows(5.0)))) == 1
-    another = ENTRY.replace("above = 0 }", f"above = 0 }}, {second.replace('difference', 'best_on_dev')}")
+    another = ENTRY.replace("above = 0 }", f"above = 0 }}, {second.replace('difference', 'best_difference')}")
     (tmp_path / "own.toml").write_text(another)
     assert faults(results(*rows(5.0))) == []
 
@@ -207,8 +211,26 @@ def test_a_bound_was_fixed_before_the_runs_only_where_a_plan_is_there(results, t
     assert faults(planned) == []
     assert planned.evidence[0].piece.fixed
     (piece,) = planned.evidence
-    unplanned = replace(piece, regime=replace(piece.regime, planned=frozenset()))
+    unplanned = replace(piece, regime=replace(piece.regime, margins={}))
     assert len(faults(replace(planned, evidence=(unplanned,)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("bounds", "held"),
+    [
+        ("above = -1", True),
+        ("below = 1.0", True),
+        ("within = [-1, 1]", True),
+        ("above = -0.9", False),
+        ("within = [-1, 2]", False),
+        ('metric = "nll", above = -1', False),
+    ],
+)
+def test_a_fixed_bound_is_the_margin_of_its_metric(results, tmp_path, bounds, held):
+    fixed = ENTRY.replace("above = 0 }", f'{bounds}, margin = "1 BLEU", fixed = true }}')
+    (tmp_path / "own.toml").write_text(fixed)
+    said = [one for one in faults(results(*rows(0.1))) if "regime.toml" in one]
+    assert len(said) == (0 if held else 1)
 
 
 def test_a_bound_of_ones_own_and_what_is_left_out_need_a_reason():
@@ -249,8 +271,13 @@ def test_a_run_that_is_there_twice_counts_once(results):
         ('of = "a"', 'of = "aa"', "Z1: the regime pair has no cell 'aa'"),
         ('over = "b"', 'ovr = "b"', "Z1: difference takes no 'ovr'"),
         ("above = 0", "above = 0, below = 1", "Z1: 'a over b' needs one of above, below and within"),
-        ('answer = "supported"', 'answer = "true"', "Z1"),
-        ('because = "It is."', 'becuase = "It is."', "Z1"),
+        ("above = 0", "above = -inf", r"^(?s:Z1\b.*\babove, below and within)"),
+        ("above = 0", "above = nan", r"^(?s:Z1\b.*\babove, below and within\b.*\bnan\b)"),
+        ("above = 0", "within = [-1, inf]", r"^(?s:Z1\b.*\babove, below and within\b.*\binf\b)"),
+        ("above = 0", "within = [6, 4]", r"^(?s:Z1\b.*\bwithin\b.*\[6, 4\])"),
+        ('answer = "supported"', 'answer = "true"', r"^(?s:Z1\b.*\banswer\b.*'supported'.*'true')"),
+        ('because = "It is."', 'becuase = "It is."', r"'Z1\.becuase'.*'because'"),
+        ("[[finding]]", "[[findings]]", r"(?s:own\.toml\b.*'findings'.*'finding')"),
     ],
 )
 def test_what_is_written_wrong_is_refused_by_the_finding_s_name(results, tmp_path, old, new, said):
@@ -286,6 +313,48 @@ def test_a_test_that_is_too_weak_can_agree_and_cannot_contradict(results, tmp_pa
     assert results(*rows(-5.0)).evidence[0].reading == "open"
 
 
+@pytest.mark.parametrize(("key", "value"), [("artefacts", "xiong2020.fig2"), ("rest", "X19")])
+def test_a_finding_names_only_what_exists(tmp_path, monkeypatch, key, value):
+    named = ENTRY.replace('because = "It is."', f'because = "It is."\n{key} = ["{value}"]')
+    (tmp_path / "own.toml").write_text(named)
+    monkeypatch.setattr(finding, "FILES", [*finding.FILES, tmp_path / "own.toml"])
+    with pytest.raises(UserError, match=f"Z1.*{key}.*'{value}'"):
+        own_findings()
+
+
+def test_only_a_loser_of_scores_can_be_untuned(results):
+    """A share of seeds that gain is above 0 for every winner, so its size does not say who loses."""
+    (piece,) = results(*rows(-5.0)).evidence
+    chosen = {"a": ChosenRate(5e-4, (5e-4, 1e-3)), "b": ChosenRate(1e-3, (5e-4, 1e-3))}
+    of_book = SimpleNamespace(regime=lambda _: replace(piece.regime, rates=chosen))
+    both = {"of": "a", "over": "b", "metric": "nll"}
+    assert measured(replace(piece.piece, effect="gains", arguments=both), of_book).untuned == ""
+    ratio = {"of": ["a", "b"], "over": ["a", "b"], "metric": "bleu"}
+    assert measured(replace(piece.piece, effect="penalty_ratio", arguments=ratio), of_book).untuned == ""
+    assert measured(piece.piece, of_book).untuned == "a"
+
+
+@pytest.mark.parametrize(
+    ("words", "gap", "held_open_by"),
+    [
+        ('weak = "it is small"', -5.0, "weak"),
+        ('weak = "it is small"', 0.0, ""),
+        ('weak = "it is small"', 5.0, ""),
+        ('edge = "b has the highest"', 5.0, "edge"),
+        ('edge = "b has the highest"', 0.0, ""),
+        ("claimed = 1", 0.0, ""),
+    ],
+)
+def test_a_reason_is_given_only_where_it_is_the_reason(results, tmp_path, words, gap, held_open_by):
+    (tmp_path / "own.toml").write_text(ENTRY.replace("above = 0 }", f"above = 0, {words} }}"))
+    spread = zip("ab" * 2, (1, 1, 2, 2), (20 + gap, 21, 22 + gap, 21), strict=True)
+    wide = [row(cell, seed, bleu) for cell, seed, bleu in spread]
+    close = [row(cell, seed, level) for cell, level in (("a", 21 + gap), ("b", 21)) for seed in (3, 4)]
+    (piece,) = results(*wide, *close).evidence
+    assert piece.held_open_by == held_open_by
+    assert (piece.reading == "open") == (bool(held_open_by) or gap == 0)
+
+
 def test_planned_runs_of_other_cells_do_not_hold_a_piece_up(results, tmp_path):
     (tmp_path / "results/pair/regime.toml").write_text(REGIME + '[cells.c]\nrecipe = "admin"\n')
     assert results(*rows(5.0)).evidence[0].reading == "agrees"
@@ -301,6 +370,7 @@ def test_an_interval_that_contains_the_published_effect_does_not_contradict(
     (piece,) = results(*rows(0.1, seeds=3), row("a", 4, 23.0), row("b", 4, 24.0)).evidence
     assert 0.3 < piece.estimate.high < 3
     assert piece.reading == reading
+    assert piece.held_open_by == ("claimed" if reading == "open" else "")
 
 
 def test_what_is_decided_stands_for_a_finding_only_where_it_is_answered():

@@ -17,6 +17,7 @@ from normlab.papers.phrases import (
     counted,
     estimated,
     number,
+    plain,
     rates,
     reading,
     scored,
@@ -53,8 +54,10 @@ def test_a_number_has_a_true_minus_sign_and_as_few_zeros_as_it_can(value, digits
         (Estimate(-1.0, -1.0 - 1e-16, -1.0 + 1e-16, 9), None, "−1.00"),
         (Estimate(math.nan, -math.inf, math.inf), 0, "–"),
         (Estimate(0.5, 0.118, 0.882, 6, share=True, unit="of the runs"), None, "3 of 6 [0.12, 0.88]"),
-        (Estimate(3 / 1020, 6e-4, 8.6e-3, 1020, share=True, unit="of the logged steps"), None,
-         "3 of 1,020 [0.0006, 0.0086]"),
+        (Estimate(3 / 1020, 0, 8.6e-3, 6, unit="of the logged steps"), None,
+         "0.0029 of the logged steps [0.0000, 0.0086]"),
+        (Estimate.of_too_few(0.309, 1).of_unit("BLEU"), 0, "+0.309 BLEU"),
+        (Estimate.of_too_few(0.5, 1).of_unit("×"), 1, "×0.500"),
     ],
 )  # fmt: skip
 def test_an_estimate_says_what_was_measured_and_no_more(found, equal, written):
@@ -88,14 +91,26 @@ def test_what_is_open_for_its_rates_says_so():
     regime = SimpleNamespace(rates={"post": ChosenRate(5e-4, tried), "pre": ChosenRate(2e-3, tried)})
     assert reading(piece) == "open"
     untuned = replace(piece, regime=regime, untuned="post")
-    assert reading(untuned) == "open: post has the lowest rate tried"
-    assert reading(replace(untuned, reading="waits")) == "waits"
-    weak = replace(piece, piece=replace(piece.piece, weak="it is small"))
-    assert reading(weak) == "open: it is small"
-    assert reading(replace(weak, reading="agrees")) == "agrees"
+    assert reading(untuned) == "open"  # for its interval, whatever its rates
+    assert reading(replace(untuned, held_open_by="untuned")) == "open: post has the lowest rate tried"
+    words = replace(piece.piece, weak="it is small", edge="it is last", claimed=0.5)
+    said = {
+        why: reading(replace(piece, piece=words, held_open_by=why)) for why in ("weak", "edge", "claimed")
+    }
+    assert said["weak"] == "open: it is small"
+    assert said["edge"] == "open: it is last"
+    assert "0.5" in said["claimed"]
     both = "post 0.0005 (lowest rate tried), pre 0.002 (highest rate tried)"
     assert rates(regime) == f"Rates, chosen among 0.0005, 0.002: {both}."
     assert rates(SimpleNamespace(rates={})) == ""
+
+
+def test_an_interval_without_ends_is_finite_json():
+    (piece,) = claimed("not tested here", "open").evidence
+    regime = SimpleNamespace(name="pair", sources=())
+    few = replace(piece, regime=regime, estimate=Estimate.of_too_few(0.309, 1))
+    (found,) = plain(Reviewed(claimed("not tested here").finding, (few,), ()))["evidence"]
+    assert (found["value"], found["interval"], found["n"]) == (0.309, [None, None], 1)
 
 
 def test_every_reading_is_counted():

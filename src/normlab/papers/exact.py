@@ -14,6 +14,7 @@ from typing import Any
 
 from normlab.base.files import read_toml
 from normlab.base.io import from_plain
+from normlab.errors import UserError
 from normlab.papers.estimate import Estimate
 from normlab.papers.finding import BOUNDS, FILES, Expectation, tables_of
 
@@ -30,6 +31,12 @@ class Statement:
     """The names of its measures, each of which has to lie within the bounds."""
     expects: Expectation
     paper: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.measures:
+            raise UserError(
+                "measures is empty, and nothing would be compared; name a measure of the artefact"
+            )
 
     def holds(self, measured: Mapping[str, Estimate]) -> bool:
         """Whether every measure is there and its whole interval lies within the bounds."""

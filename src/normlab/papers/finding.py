@@ -9,6 +9,7 @@ decided.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +20,8 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from normlab.base.files import read_toml
 from normlab.base.io import from_plain
-from normlab.errors import UserError
+from normlab.errors import UserError, nearest
+from normlab.papers import ARTEFACTS
 from normlab.papers.effects import EFFECTS, METRICS, names
 from normlab.papers.estimate import Estimate
 from normlab.papers.regimes import Book, Regime
@@ -29,6 +31,9 @@ ANSWERS: Final[tuple[Answer, ...]] = get_args(Answer)
 Reading: TypeAlias = Literal["agrees", "contradicts", "open", "waits"]
 """What a piece of evidence says of a finding. ``waits``: runs that were planned are missing, so it does not
 count yet, whatever its estimate is.
+"""
+Hold: TypeAlias = Literal["untuned", "edge", "weak", "claimed", ""]
+"""What holds a piece open that its interval would decide; the words are fields of ``Piece`` and ``Evidence``.
 """
 LEAST_RUNS: Final = 3
 """A mean over fewer runs decides nothing: two say nothing of their distribution."""
@@ -46,6 +51,19 @@ class Expectation:
     above: float = -math.inf
     below: float = math.inf
     within: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that every interval lies between, or none. Raises UserError."""
+        above = [self.above] if self.above != -math.inf else []
+        below = [self.below] if self.below != math.inf else []
+        ends = [*above, *below, *(self.within or ())]
+        kinds = len(above) + len(below) + (self.within is not None)
+        if kinds != 1 or not all(map(math.isfinite, ends)):
+            given = ", ".join(f"{end:g}" for end in ends) or "none"
+            raise UserError(f"one of above, below and within is needed, in finite numbers, got {given}")
+        if self.within and self.within[0] >= self.within[1]:
+            low, high = self.within
+            raise UserError(f"within begins with its lower end, got [{low:g}, {high:g}]")
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -109,8 +127,13 @@ class Piece:
         does an argument that is left to its default.
         """
         given = EFFECTS[self.effect].with_defaults(self.arguments)
-        sides = sorted(repr(given.pop(side)) for side in ("of", "over") if side in given)
+        sides = sorted(_side(given.pop(side)) for side in ("of", "over") if side in given)
         return self.regime, self.effect, *sides, *sorted(f"{key} {value}" for key, value in given.items())
+
+
+def _side(given: Any) -> str:
+    """A side of a comparison in words, the same for a cell and for a list of it alone."""
+    return repr(given if isinstance(given, Mapping) else sorted(names(given)))
 
 
 @dataclass(frozen=True)
@@ -154,6 +177,8 @@ class Evidence:
     """The number of planned runs that are not there yet."""
     untuned: str = ""
     """A cell that loses at a rate at the edge of those tried, to one at another rate; empty if none does."""
+    held_open_by: Hold = ""
+    """What holds it open although its interval decides."""
 
     @property
     def equal(self) -> float | None:
@@ -193,9 +218,13 @@ class Reviewed:
 def read_findings(file: Path) -> tuple[Finding, ...]:
     """Read the findings of a paper's file, whose name is the paper's key.
 
-    Raises UserError with the finding's id for an entry that it cannot have.
+    Raises UserError with the finding's id for an entry that it cannot have, and for an unknown table.
     """
-    return tuple(_finding(entry, file.stem) for entry in tables_of(read_toml(file), "finding", str(file)))
+    content = read_toml(file)
+    for name in content:
+        if name not in TABLES:
+            raise UserError(f"{file}: unknown table {name!r}{nearest(name, TABLES)}")
+    return tuple(_finding(entry, file.stem) for entry in tables_of(content, "finding", str(file)))
 
 
 def _finding(entry: Mapping[str, Any], paper: str) -> Finding:
@@ -215,6 +244,8 @@ def tables_of(content: Mapping[str, Any], key: str, where: str) -> list[dict[str
     return tables
 
 
+TABLES: Final = ("paper", "settings", "regimes", "finding", "exact")
+"""What the file of a paper may have."""
 BOUNDS: Final = {"above", "below", "within"}
 """The keys of an expectation."""
 _WORDS: Final = {"says", "regime", "effect", "margin", "fixed", "weak", "edge", "claimed", "because"}
@@ -258,15 +289,28 @@ def measured(piece: Piece, book: Book) -> Evidence:
     missing = regime.missing(piece.cells())
     untuned = _untuned(piece, regime, estimate)
     reading = piece.expects.reading(estimate)
-    too_weak = reading == "contradicts" and (piece.weak or _contains(estimate, piece.claimed))
-    if untuned or piece.edge or too_weak:
+    held_open_by = _held_open_by(piece, estimate, reading, untuned)
+    if held_open_by:
         reading = "open"
-    return Evidence(piece, regime, estimate, "waits" if missing else reading, missing, untuned)
+    if missing:
+        reading, held_open_by = "waits", ""
+    return Evidence(piece, regime, estimate, reading, missing, untuned, held_open_by)
 
 
-def _contains(estimate: Estimate, claimed: float | None) -> bool:
-    """Whether an interval contains the effect that is claimed, so that a test of this size would miss it."""
-    return claimed is not None and estimate.low <= claimed <= estimate.high
+def _held_open_by(piece: Piece, estimate: Estimate, reading: Reading, untuned: str) -> Hold:
+    """What keeps an interval that decides from counting as decided."""
+    if reading == "open":
+        return ""
+    if untuned:
+        return "untuned"
+    if piece.edge:
+        return "edge"
+    if reading == "contradicts" and piece.weak:
+        return "weak"
+    # a test whose interval contains the effect that is claimed would miss it
+    if reading == "contradicts" and piece.claimed is not None:
+        return "claimed" if estimate.low <= piece.claimed <= estimate.high else ""
+    return ""
 
 
 def _untuned(piece: Piece, regime: Regime, estimate: Estimate) -> str:
@@ -274,8 +318,11 @@ def _untuned(piece: Piece, regime: Regime, estimate: Estimate) -> str:
     another rate it might not lose, so the comparison decides nothing. Empty if there is none; where both
     sides have the same rate, the comparison counts as it is.
     """
-    given = EFFECTS[piece.effect].with_defaults(piece.arguments)
-    if not {"of", "over", "metric"} <= given.keys() or math.isnan(estimate.value):
+    effect = EFFECTS[piece.effect]
+    given = effect.with_defaults(piece.arguments)
+    is_compared = {"of", "over", "metric"} <= given.keys()
+    # only the sign of a difference of scores says who loses; that of a share or a ratio does not
+    if not is_compared or effect.equal != 0 or math.isnan(estimate.value):
         return ""
     of_wins = (estimate.value > 0) == METRICS[given["metric"]].higher_is_better
     losers, winners = (given["over"], given["of"]) if of_wins else (given["of"], given["over"])
@@ -352,8 +399,15 @@ def _unsaid(evidence: Evidence) -> Iterator[str]:
     piece = evidence.piece
     if _bound_of_ours(piece) and not piece.margin:
         yield f"{piece.says!r} expects {piece.expects.in_words()} without saying where that is from"
-    if piece.fixed and not evidence.regime.planned:
+    if piece.fixed and not _is_fixed(evidence):
         yield f"{piece.says!r} has a bound that no regime.toml fixed before the runs of {piece.regime}"
+
+
+def _is_fixed(evidence: Evidence) -> bool:
+    """Whether a bound is the margin of the regime, to one side or to both."""
+    metric = EFFECTS[evidence.piece.effect].with_defaults(evidence.piece.arguments).get("metric")
+    margin = evidence.regime.margins.get(str(metric))
+    return {abs(end) for end in evidence.piece.expects.bounds if math.isfinite(end)} == {margin}
 
 
 def _bound_of_ours(piece: Piece) -> bool:
@@ -363,11 +417,25 @@ def _bound_of_ours(piece: Piece) -> bool:
 
 
 def own_findings() -> dict[str, Finding]:
-    """Return all known findings by id, paper by paper. Raises UserError for an id that two papers have."""
+    """Return all known findings by id, paper by paper.
+
+    Raises UserError for an id that two papers have, and for an artefact or a finding that does not exist.
+    """
     findings: dict[str, Finding] = {}
     for file in FILES:
         for finding in read_findings(file):
             if finding.id in findings:
                 raise UserError(f"{file}: the id {finding.id} is taken; give yours another one")
             findings[finding.id] = finding
+    for finding in findings.values():
+        _refuse_unknown(finding.artefacts, ARTEFACTS, f"{finding.id}: artefacts names")
+        _refuse_unknown(finding.rest, findings, f"{finding.id}: rest names")
     return findings
+
+
+def _refuse_unknown(named: Iterable[str], known: Iterable[str], where: str) -> None:
+    for name in named:
+        if name not in known:
+            close = difflib.get_close_matches(name, list(known), 1)
+            hint = f"did you mean {close[0]}?" if close else "normlab papers lists all"
+            raise UserError(f"{where} {name!r}, which does not exist; {hint}")

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 from normlab.base.units import count
 from normlab.papers.artefact import Artefact
-from normlab.papers.effects import BLEU, RATIO, SHARE, STEPS
+from normlab.papers.effects import BLEU, RATIO, SHARE
 from normlab.papers.estimate import Estimate
 from normlab.papers.finding import ANSWERS, Evidence, Reading, Reviewed
 from normlab.papers.regimes import ChosenRate, Regime
@@ -21,9 +21,10 @@ SCHEMA_VERSION: Final = 1
 """The version of what ``normlab papers --json`` prints."""
 LEGEND: Final = """\
 The sentences are condensed, and some joined of two; the paper's place stands behind each.
-Measured: an effect with its 95% interval; n is the number of pairs of runs, or of models. The variance of a pair \
-of cells is moderated by those of the regime's other pairs, as three seeds alone tell little of it. Intervals are not \
-adjusted for the number of effects, and effects that share runs are not independent, however many agree. \
+Measured: an effect with its 95% interval; n is the number of pairs of runs, or of models. The variance of \
+a pair of cells is moderated by those of the regime's other pairs, as three seeds alone tell little of it. \
+Intervals are not adjusted for the number of effects, and effects that share runs are not independent, \
+however many agree. \
 "A over B" is A minus B, or A divided by B where a × stands before it; of losses, \
 in nats a token or bits a byte, the lower one is better.
 Means of BLEU are means of its logit, which has no edges; where seeds lie far apart, arithmetic ones differ. \
@@ -98,12 +99,12 @@ def digits_of(estimate: Estimate, equal: float | None = None) -> int:
 def estimated(estimate: Estimate, *, equal: float | None = None) -> str:
     """Write ``+10.8 BLEU [9.7, 11.9]``, ``×0.58 [0.43, 0.77]`` or ``17 of 18 [0.73, 1.00]``.
 
-    A difference, whose value of no effect is 0, has its sign. What no run says anything about is a dash, and
-    a value that some runs never reached is written with *at least*.
+    A difference, whose value of no effect is 0, has its sign. What no run says anything about is a dash, a
+    value that some runs never reached is written with *at least*, and one of too few runs without interval.
     """
     if math.isnan(estimate.value):
         return "–"
-    if estimate.unit in (SHARE, STEPS):
+    if estimate.unit == SHARE:
         digits = max(2, digits_of(estimate))
         counted = f"{round(estimate.value * estimate.runs)} of {estimate.runs:,}"
         return f"{counted} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
@@ -115,9 +116,11 @@ def estimated(estimate: Estimate, *, equal: float | None = None) -> str:
         value = number(estimate.value, digits, signed=True)
     unit = f" {estimate.unit}" if estimate.unit and not estimate.unit.startswith(RATIO) else ""
     value = f"×{value}" if estimate.unit.startswith(RATIO) else f"{value}{unit}"
+    if not estimate.has_ends or not has_spread(estimate):
+        return value
     if math.isinf(estimate.high):
         value = f"at least {value}"
-    return f"{value} [{low}, {high}]" if has_spread(estimate) else value
+    return f"{value} [{low}, {high}]"
 
 
 def scored(estimate: Estimate, metric: str) -> str:
@@ -198,16 +201,18 @@ def beside_expected(reviewed: Reviewed) -> str:
 
 def reading(evidence: Evidence) -> str:
     """What a piece says of the finding, and why it is open if that is not for its interval."""
-    if evidence.reading == "open" and evidence.untuned:
-        return f"open: {evidence.untuned} has the {edge(evidence.regime.rates[evidence.untuned])}"
-    if evidence.reading == "open" and evidence.piece.edge:
-        return f"open: {evidence.piece.edge}"
-    if evidence.reading == "open" and evidence.piece.weak:
-        return f"open: {evidence.piece.weak}"
-    if evidence.reading == "open" and evidence.piece.claimed is not None:
-        unit = evidence.estimate.unit
-        return f"open: it contains the published {number(evidence.piece.claimed, 3)} {unit}"
-    return evidence.reading
+    piece = evidence.piece
+    match evidence.held_open_by:
+        case "untuned":
+            return f"open: {evidence.untuned} has the {edge(evidence.regime.rates[evidence.untuned])}"
+        case "edge":
+            return f"open: {piece.edge}"
+        case "weak":
+            return f"open: {piece.weak}"
+        case "claimed" if piece.claimed is not None:
+            return f"open: it contains the published {number(piece.claimed, 3)} {evidence.estimate.unit}"
+        case _:
+            return evidence.reading
 
 
 def edge(rate: ChosenRate) -> str:
@@ -315,6 +320,7 @@ def _plain_evidence(evidence: Evidence) -> dict[str, Any]:
         "margin": piece.margin,
         "fixed_before_the_runs": piece.fixed,
         "reading": evidence.reading,
+        "held_open_by": evidence.held_open_by,
         "untuned": evidence.untuned,
         "too_weak_to_contradict": piece.weak,
         "at_the_edge": piece.edge,
