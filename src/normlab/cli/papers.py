@@ -58,6 +58,8 @@ ANSWER_STYLES: Final = {
     "not tested here": "dim",
 }
 READING_STYLES: Final = {"agrees": "green", "contradicts": "bold red", "open": "yellow", "waits": "dim"}
+WIDE: Final = 100
+"""From so many columns on the list of findings shows an effect of each; in fewer, answers would be cut."""
 
 
 @dataclass(frozen=True)
@@ -170,21 +172,39 @@ def _plain_all(
 
 
 def _list_findings(findings: Sequence[Reviewed]) -> None:
-    """Print a line for each finding, paper by paper, and how many have which answer."""
-    table = terminal.table("", "finding", "answer", "a/c/o", "first effect [95%] (expected)")
+    """Print a line for each finding, paper by paper, and how many have which answer.
+
+    Ids, answers and counts are never cut. The width decides about the column of effects, and not what is in
+    it, so that one long cell does not take it away.
+    """
+    names = ["", "finding", "answer", "a/c/o"]
+    if terminal.console().width >= WIDE:
+        names.append("first effect [95%] (expected)")
+    table = terminal.table(*names)
     table.collapse_padding = True  # so that a finding has one line of a hundred columns
     for column in table.columns:
-        column.no_wrap, column.overflow = True, "ellipsis"
+        column.no_wrap = column.header in ("", "answer", "a/c/o")  # rich shrinks those that may wrap first
+
+    def add_row(*cells: Text) -> None:
+        table.add_row(*cells[: len(names)])  # the effect comes last
+
+    empty = Text()
     for paper, group in groupby(findings, key=lambda review: review.finding.paper):
-        table.add_row("", Text(papers.PAPERS[paper].authors, "bold"), "", "", "")
+        add_row(empty, _cut(papers.PAPERS[paper].authors, "bold"), empty, empty, empty)
         for review in group:
-            answer = Text(phrases.answer_in_short(review), ANSWER_STYLES[review.finding.answer])
+            finding = review.finding
+            answer = Text(phrases.answer_in_short(review), ANSWER_STYLES[finding.answer])
             counts = "/".join(str(review.counts[reading]) for reading in ("agrees", "contradicts", "open"))
-            effect = Text(phrases.beside_expected(review))
-            table.add_row(Text(review.finding.id), Text(review.finding.short), answer, Text(counts), effect)
+            effect = _cut(phrases.beside_expected(review))
+            add_row(Text(finding.id), _cut(finding.short), answer, Text(counts), effect)
     terminal.write(table, "", f"{phrases.counted(findings)}.")
     terminal.write("a/c/o: how many effects agree with the sentence, contradict it, and are open.")
     terminal.write("Everything about one: normlab papers show X1")
+
+
+def _cut(text: str, style: str = "") -> Text:
+    """A cell that is cut off where its column ends, and never continues on the next line."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def _show_finding(review: Reviewed) -> None:
@@ -257,7 +277,7 @@ def _list_artefacts(standings: Sequence[ArtefactStatus]) -> None:
     for status in standings:
         artefact = status.artefact
         scale = status.scale if status.scale in artefact.trainings else "–"
-        line = Text(status.trouble or artefact.shows, no_wrap=True, overflow="ellipsis")
+        line = _cut(status.trouble or artefact.shows)
         state = Text(phrases.state(status), STYLES.get(status.state, "dim"))
         table.add_row(Text(artefact.id), Text(scale), state, line)
     terminal.write("", table)
