@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
@@ -22,13 +23,14 @@ from normlab.base.units import count, seconds_of
 from normlab.cli import errors, terminal
 from normlab.cli.options import RUNS, Imports, Switch
 from normlab.cli.presets import CONFIGS
-from normlab.errors import SpentError, UserError, nearest
+from normlab.errors import SpentError, UserError
 from normlab.lab.config import MachineConfig
 from normlab.lab.training.backends import backend
 from normlab.lab.training.jobs import Queue, usable_cores
 from normlab.papers import phrases
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.finding import Evidence, Finding, Reviewed, own_findings, reviewed
+from normlab.papers.named import Named, artefacts_of, named, of_paper
 from normlab.papers.regimes import RUNS_FILE, read_book
 from normlab.papers.results import (
     RESULTS,
@@ -60,6 +62,8 @@ ANSWER_STYLES: Final = {
 READING_STYLES: Final = {"agrees": "green", "contradicts": "bold red", "open": "yellow", "waits": "dim"}
 WIDE: Final = 100
 """From so many columns on the list of findings shows an effect of each; in fewer, answers would be cut."""
+MOST_NAMED: Final = 3
+"""How many of many artefacts an error names."""
 
 
 @dataclass(frozen=True)
@@ -84,47 +88,46 @@ class PapersCommand:
             papers.add_paper(file)
         book = read_book(roots=(self.runs, RESULTS))
         known = own_findings()
-        wanted, artefacts = _wanted(self.names, known)
+        wanted, artefacts = _wanted(self.names or ("all",), known)
         findings = [reviewed(finding, book) for finding in wanted]
         # the list of all findings does not wait for the results of all artefacts
-        standings = _standings_of(artefacts, self.runs, self.scale) if self.names or self.as_json else []
+        statuses = _statuses_of(artefacts, self.runs, self.scale) if self.names or self.as_json else []
         if self.as_json:
-            print(json.dumps(_plain_all(findings, standings, known), ensure_ascii=False, allow_nan=False))
-        elif len(findings) == 1 and not standings:
+            print(json.dumps(_plain_all(findings, statuses, known), ensure_ascii=False, allow_nan=False))
+        elif len(findings) == 1 and not statuses:
             _show_finding(findings[0])
-        elif len(standings) == 1 and not findings:
-            (standing,) = standings
-            others = at_other_scales([standing.artefact], folders(self.runs), self.scale)
-            resting = [finding for finding in known.values() if standing.artefact.id in finding.artefacts]
-            _show_artefact(standing, others, [reviewed(finding, book) for finding in resting])
+        elif len(statuses) == 1 and not findings:
+            (status,) = statuses
+            others = at_other_scales([status.artefact], folders(self.runs), self.scale)
+            resting = [finding for finding in known.values() if status.artefact.id in finding.artefacts]
+            _show_artefact(status, others, [reviewed(finding, book) for finding in resting])
         else:
             _list_findings(findings)
-            if standings:
-                _list_artefacts(standings)
+            if statuses:
+                _list_artefacts(statuses)
 
 
-def _wanted(names: Sequence[str], known: Mapping[str, Finding]) -> tuple[list[Finding], list[Artefact]]:
-    """The findings and artefacts that names stand for; without names, those of all papers."""
+def _wanted(
+    names: Iterable[str], known: Mapping[str, Finding]
+) -> tuple[Iterable[Finding], Iterable[Artefact]]:
+    """The findings and artefacts that are to be shown, each once; a paper stands for all of both."""
     findings: dict[str, Finding] = {}
     artefacts: dict[str, Artefact] = {}
-    keys = papers.keys()
-    for name in names or ("all",):
-        group = {
-            id_: finding
-            for id_, finding in known.items()
-            if name == "all" or name.lower() in (id_.lower(), finding.paper)
-        }
-        findings |= group
-        if not group and "." not in name and name not in keys:
-            raise UserError(f"there is no finding or paper {name!r}{nearest(name, (*known, *papers.PAPERS))}")
-        if not group or name in (*keys, "all"):
-            artefacts |= {artefact.id: artefact for artefact in papers.chosen([name])}
-    return list(findings.values()), list(artefacts.values())
+    for thing in named(names, known):
+        match thing:
+            case Finding():
+                findings[thing.id] = thing
+            case Artefact():
+                artefacts[thing.id] = thing
+            case key:
+                findings |= {id_: finding for id_, finding in known.items() if finding.paper == key}
+                artefacts |= {artefact.id: artefact for artefact in of_paper(key)}
+    return findings.values(), artefacts.values()
 
 
-def _print_measured(standing: ArtefactStatus) -> None:
+def _print_measured(status: ArtefactStatus) -> None:
     """Print the trained cells of an artefact with every seed, and the measures of its study."""
-    cells = phrases.cells_of(standing)
+    cells = phrases.cells_of(status)
     if cells:
         metric = phrases.metric_of(next(iter(cells.values())))
         measured = terminal.table("cell", f"{metric} [95%]", phrases.SEEDS, "trained")
@@ -132,31 +135,15 @@ def _print_measured(standing: ArtefactStatus) -> None:
             texts = (name, phrases.score(row), row["seeds"], row["trained"])
             measured.add_row(*map(Text, texts))
         terminal.write("", measured)
-    if standing.measures:
+    if status.measures:
         measures = terminal.table("measure", "[95%]")
-        for name, value in standing.measures.items():
+        for name, value in status.measures.items():
             measures.add_row(Text(name), Text(phrases.estimated(value)))
         terminal.write("", measures)
 
 
-def _findings_among(names: Sequence[str]) -> list[Finding]:
-    """The findings that are named by their ids."""
-    by_id = {id_.lower(): finding for id_, finding in own_findings().items()}
-    return [by_id[name.lower()] for name in names if name.lower() in by_id]
-
-
-def _artefacts_of(names: Sequence[str]) -> list[str]:
-    """Names of artefacts and papers, with the artefacts of a finding in the place of its id."""
-    by_id = {id_.lower(): finding for id_, finding in own_findings().items()}
-    artefacts: list[str] = []
-    for name in names:
-        finding = by_id.get(name.lower())
-        artefacts += [name] if finding is None else finding.artefacts
-    return artefacts
-
-
 def _plain_all(
-    findings: Sequence[Reviewed], standings: Sequence[ArtefactStatus], known: Mapping[str, Finding]
+    findings: Sequence[Reviewed], statuses: Sequence[ArtefactStatus], known: Mapping[str, Finding]
 ) -> dict[str, Any]:
     """Findings, the regimes that they name, and artefacts as plain data for JSON."""
     regimes: dict[str, Any] = {}
@@ -167,7 +154,7 @@ def _plain_all(
         "schema_version": phrases.SCHEMA_VERSION,
         "findings": [phrases.plain(review) for review in findings],
         "regimes": list(regimes.values()),
-        "artefacts": [_plain(standing, known) for standing in standings],
+        "artefacts": [_plain(status, known) for status in statuses],
     }
 
 
@@ -225,8 +212,8 @@ def _show_finding(review: Reviewed) -> None:
     if review.left_out:
         terminal.write("", Text("Measured, and not counted", "bold"))
         _show_evidence(review.left_out)
-    tables = ", ".join(finding.artefacts)
-    terminal.write("", Text(f"Tables and figures: {tables}", "dim"))
+    if finding.artefacts:
+        terminal.write("", Text(f"Tables and figures: {', '.join(finding.artefacts)}", "dim"))
     if any(piece.missing for piece in (*review.evidence, *review.left_out)):
         terminal.write(f"To train the runs that are missing: normlab papers reproduce {finding.id}")
 
@@ -246,14 +233,14 @@ def _show_evidence(pieces: Sequence[Evidence]) -> None:
             terminal.write(Text.assemble("  ", reading, f" {piece.piece.says}: ", estimate, expected))
 
 
-def _standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTOP) -> list[ArtefactStatus]:
+def _statuses_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTOP) -> list[ArtefactStatus]:
     """The status of each artefact, from the results below ``runs``, else from the kept ones."""
     return [standing(artefact, folders(runs), scale) for artefact in artefacts]
 
 
-def _plain(standing: ArtefactStatus, findings: Mapping[str, Finding]) -> dict[str, Any]:
+def _plain(status: ArtefactStatus, findings: Mapping[str, Finding]) -> dict[str, Any]:
     """An artefact as plain data for JSON, without its tables."""
-    artefact, reproduction = standing.artefact, standing.found
+    artefact, reproduction = status.artefact, status.found
     return {
         "id": artefact.id,
         "paper": artefact.paper,
@@ -261,57 +248,57 @@ def _plain(standing: ArtefactStatus, findings: Mapping[str, Finding]) -> dict[st
         "discussion": artefact.discussion,
         "study": artefact.study_name,
         "published": dict(artefact.published),
-        "state": standing.state,
-        "scale": standing.scale,
-        "measures": {name: to_plain(value) for name, value in standing.measures.items()},
+        "state": status.state,
+        "scale": status.scale,
+        "measures": {name: to_plain(value) for name, value in status.measures.items()},
         "runs": [] if reproduction is None else [row["run"] for row in reproduction.tables.get("runs", ())],
         "findings": [id_ for id_, finding in findings.items() if artefact.id in finding.artefacts],
         "seconds": None if reproduction is None else reproduction.seconds,
-        "file": None if standing.path is None else str(standing.path),
+        "file": None if status.path is None else str(status.path),
     }
 
 
-def _list_artefacts(standings: Sequence[ArtefactStatus]) -> None:
+def _list_artefacts(statuses: Sequence[ArtefactStatus]) -> None:
     """Print a line for each artefact, cut to the terminal's width."""
     table = terminal.table("table or figure", "scale", "measured", "what it shows")
-    for status in standings:
+    for status in statuses:
         artefact = status.artefact
         scale = status.scale if status.scale in artefact.trainings else "–"
         line = _cut(status.trouble or artefact.shows)
         state = Text(phrases.state(status), STYLES.get(status.state, "dim"))
         table.add_row(Text(artefact.id), Text(scale), state, line)
     terminal.write("", table)
-    terminal.write(*map(Text, disagreements(standings)))
+    terminal.write(*map(Text, disagreements(statuses)))
 
 
 def _show_artefact(
-    standing: ArtefactStatus, others: Sequence[ArtefactStatus], findings: Sequence[Reviewed]
+    status: ArtefactStatus, others: Sequence[ArtefactStatus], findings: Sequence[Reviewed]
 ) -> None:
     """Print an artefact: what is in print, what was measured, and the findings that rest on it."""
-    artefact = standing.artefact
-    state = phrases.state(standing), STYLES.get(standing.state, "dim")
+    artefact = status.artefact
+    state = phrases.state(status), STYLES.get(status.state, "dim")
     terminal.write(Text.assemble((artefact.id, "bold"), ": ", state))
     terminal.write(Text(artefact.paper, "dim"), Text(artefact.shows), "")
     table = terminal.table("", "published", "here [95%]")
     for name, value in artefact.published.items():
-        table.add_row(Text(name), Text(str(value)), Text(phrases.here(standing, name)))
+        table.add_row(Text(name), Text(str(value)), Text(phrases.here(status, name)))
     terminal.write(table)
-    terminal.write(*map(Text, phrases.cautions(standing)))
-    _print_measured(standing)
+    terminal.write(*map(Text, phrases.cautions(status)))
+    _print_measured(status)
     for review in findings:
         answer = phrases.answer(review), ANSWER_STYLES[review.finding.answer]
         terminal.write("", Text.assemble((review.finding.id, "bold"), f": {review.finding.short}: ", answer))
     if artefact.discussion:
         terminal.write("", Text(artefact.discussion))
-    if standing.scale in artefact.trainings:
-        how = artefact.trainings[standing.scale].differs
-        terminal.write("", Text(f"The {standing.scale} scale: {how}"))
-    if standing.path is not None:
-        terminal.write("", f"result: {standing.path}")
+    if status.scale in artefact.trainings:
+        how = artefact.trainings[status.scale].differs
+        terminal.write("", Text(f"The {status.scale} scale: {how}"))
+    if status.path is not None:
+        terminal.write("", f"result: {status.path}")
     for scale in (other.scale for other in others):
         terminal.write("", f"at the {scale} scale: normlab papers show {artefact.id} --scale {scale}")
     if artefact.study:
-        terminal.write("", phrases.command(artefact, standing.scale))
+        terminal.write("", phrases.command(artefact, status.scale))
 
 
 FAILED: Final = 1
@@ -348,7 +335,7 @@ class ReproduceCommand:
     budget: str = ""
     """Time for all, such as 2h or 90min. After it nothing new is started; the same command continues."""
     without: tuple[str, ...] = ()
-    """Artefacts or papers to leave out, such as one whose runs take hours."""
+    """Artefacts, findings or papers to leave out, such as one whose runs take hours."""
     again: Switch = False
     """Measure again what was already measured."""
     imports: Imports = ()
@@ -363,11 +350,18 @@ class ReproduceCommand:
             os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where studies and trainings read it
         backend(self.on)  # reject a wrong name before anything is measured
         book = read_book(roots=(self.runs, RESULTS))
-        findings = _findings_among(self.names) if self.scale == LAPTOP else []
+        known = own_findings()
+        asked, left_out = named(self.names, known), named(self.without, known)
+        # regimes are planned at the laptop scale alone
+        findings = [
+            thing
+            for thing in asked
+            if isinstance(thing, Finding) and thing not in left_out and self.scale == LAPTOP
+        ]
         experiments = planned_for(findings, book, CONFIGS)
         budget = seconds_of(self.budget, "--budget")
         until = math.inf if budget is None else time.monotonic() + budget
-        wanted = self._wanted(having_more=bool(experiments))
+        wanted = self._wanted(asked, left_out, having_more=bool(experiments))
         missing = self._not_measured(wanted)
         failed = self._measure([artefact for artefact in missing if not artefact.trainings], until)
         to_train = {artefact.id: artefact for artefact in missing if self.scale in artefact.trainings}
@@ -383,8 +377,8 @@ class ReproduceCommand:
 
     def _not_measured(self, wanted: Sequence[Artefact]) -> list[Artefact]:
         """Return the artefacts to measure; write the pages of the others."""
-        standings = _standings_of(wanted, self.runs, self.scale)
-        measured = {standing.artefact.id for standing in standings if standing.whole and not self.again}
+        statuses = _statuses_of(wanted, self.runs, self.scale)
+        measured = {status.artefact.id for status in statuses if status.whole and not self.again}
         for artefact in wanted:
             if artefact.id in measured:
                 self._done(artefact, None)
@@ -397,30 +391,40 @@ class ReproduceCommand:
         book = read_book(roots=(self.runs, RESULTS))
         return write_papers_page(
             [reviewed(finding, book) for finding in own_findings().values()],
-            _standings_of(papers.ARTEFACTS.values(), self.runs),
+            _statuses_of(papers.ARTEFACTS.values(), self.runs),
             folders(self.runs)[0],
             at_other_scales(papers.ARTEFACTS.values(), folders(self.runs)),
         )
 
-    def _wanted(self, *, having_more: bool) -> list[Artefact]:
+    def _wanted(
+        self, asked: Sequence[Named], left_out: Sequence[Named], *, having_more: bool
+    ) -> list[Artefact]:
         """Return the artefacts to measure: those that have a study, and those named by their ids, which say
         themselves that they have none.
 
         Raises UserError if none is left, unless there are planned runs to train (``having_more``).
         """
-        left_out = papers.chosen(self.without)
-        named = papers.chosen(_artefacts_of(self.names))
-        not_left_out = [artefact for artefact in named if artefact not in left_out]
-        wanted = [artefact for artefact in not_left_out if artefact.study or artefact.id in self.names]
+        in_all, without = artefacts_of(asked), artefacts_of(left_out)
+        not_left_out = [artefact for artefact in in_all if artefact not in without]
+        wanted = [artefact for artefact in not_left_out if artefact.study or artefact in asked]
         if having_more and not wanted:
             return []
         if not wanted:
-            if not_left_out != named:
+            if not_left_out != in_all:
                 raise UserError("--without leaves nothing to measure; leave out fewer")
-            having = ", ".join(artefact.id for artefact in papers.ARTEFACTS.values() if artefact.study)
-            raise UserError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
+            raise UserError(self._without_study(in_all))
         self._require_scale(wanted)
         return wanted
+
+    def _without_study(self, artefacts: Sequence[Artefact]) -> str:
+        """Say that these have nothing that could be measured, and name the nearest that have a study."""
+        name = artefacts[0].id if artefacts else self.names[0]
+        having = [artefact.id for artefact in papers.ARTEFACTS.values() if artefact.study]
+        close = difflib.get_close_matches(name, having, MOST_NAMED, cutoff=0)
+        return (
+            f"{', '.join(self.names)} has no table or figure with a study yet, and no runs that are planned; "
+            f"the nearest that have one: {', '.join(close)}; normlab papers all lists all of them"
+        )
 
     def _require_scale(self, wanted: Sequence[Artefact]) -> None:
         """Raise UserError if none of these has trainings of the scale. An artefact that needs no training can
@@ -525,7 +529,7 @@ class ReproduceCommand:
         from normlab.report.reproduction import write_reproduction_page
 
         folder = folders(self.runs)[0]
-        (status,) = _standings_of([artefact], self.runs, self.scale)
+        (status,) = _statuses_of([artefact], self.runs, self.scale)
         try:
             if measure is None:
                 print(f"{artefact.id}: already measured, {status.path}; --again measures it again")
