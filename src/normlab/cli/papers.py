@@ -29,9 +29,9 @@ from normlab.lab.training.backends import backend
 from normlab.lab.training.jobs import Queue, usable_cores
 from normlab.papers import phrases
 from normlab.papers.artefact import Artefact, Reproduction
-from normlab.papers.finding import Evidence, Finding, Reviewed, own_findings, reviewed
+from normlab.papers.finding import Evidence, Finding, Reviewed, faults, own_findings, reviewed
 from normlab.papers.named import Named, artefacts_of, named, of_paper
-from normlab.papers.regimes import RUNS_FILE, read_book
+from normlab.papers.regimes import RUNS_FILE, Book, read_book
 from normlab.papers.results import (
     RESULTS,
     ArtefactStatus,
@@ -83,7 +83,11 @@ class PapersCommand:
     imports: Imports = ()
 
     def run(self) -> None:
-        """Raises UserError for a name that is neither a finding, an artefact nor a paper."""
+        """Show what is asked for, and then check the user's own papers.
+
+        Raises UserError for a name that is neither a finding, an artefact nor a paper, and for an answer in
+        one of the user's papers that does not follow from its intervals, once these are shown.
+        """
         for file in self.paper:
             papers.add_paper(file)
         book = read_book(roots=(self.runs, RESULTS))
@@ -105,6 +109,7 @@ class PapersCommand:
             _list_findings(findings)
             if statuses:
                 _list_artefacts(statuses)
+        _require_answers_that_follow(self.paper, known, book)
 
 
 def _wanted(
@@ -123,6 +128,19 @@ def _wanted(
                 findings |= {id_: finding for id_, finding in known.items() if finding.paper == key}
                 artefacts |= {artefact.id: artefact for artefact in of_paper(key)}
     return findings.values(), artefacts.values()
+
+
+def _require_answers_that_follow(files: Iterable[Path], known: Mapping[str, Finding], book: Book) -> None:
+    """Raise UserError with all that is wrong with the findings of the user's own papers."""
+    sentences = [
+        f"{file}: {finding.id}: {sentence}"
+        for file in files
+        for finding in known.values()
+        if finding.paper == file.stem
+        for sentence in faults(reviewed(finding, book))
+    ]
+    if sentences:
+        raise UserError("\n".join(sentences))
 
 
 def _print_measured(status: ArtefactStatus) -> None:
