@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -88,8 +89,7 @@ class PapersCommand:
         Raises UserError for a name that is neither a finding, an artefact nor a paper, and for an answer in
         one of the user's papers that does not follow from its intervals, once these are shown.
         """
-        for file in self.paper:
-            papers.add_paper(file)
+        _add_papers(self.paper)
         book = read_book(roots=(self.runs, RESULTS))
         known = own_findings()
         wanted, artefacts = _wanted(self.names or ("all",), known)
@@ -100,6 +100,9 @@ class PapersCommand:
             print(json.dumps(_plain_all(findings, statuses, known), ensure_ascii=False, allow_nan=False))
         elif len(findings) == 1 and not statuses:
             _show_finding(findings[0])
+            lines = self._how_to_train(findings[0], book)
+            if lines:
+                terminal.write("", *lines)
         elif len(statuses) == 1 and not findings:
             (status,) = statuses
             others = at_other_scales([status.artefact], folders(self.runs), self.scale)
@@ -110,6 +113,46 @@ class PapersCommand:
             if statuses:
                 _list_artefacts(statuses)
         _require_answers_that_follow(self.paper, known, book)
+
+    def _how_to_train(self, review: Reviewed, book: Book) -> list[str]:
+        """Say how to train the runs that a finding lacks, or why they cannot be trained yet; nothing if it
+        lacks none.
+        """
+        pieces = (*review.evidence, *review.left_out)
+        lacking = tuple(evidence.piece for evidence in pieces if evidence.missing)
+        if not lacking:
+            return []
+        from normlab.papers.experiments import PILOT_FIRST, planned_for  # which imports torch
+
+        try:
+            planned = planned_for([replace(review.finding, evidence=lacking, left_out=())], book, CONFIGS)
+        except UserError as error:  # a regime.toml can say enough to be read and too little to be trained
+            return [f"The runs that are missing cannot be trained: {error}"]
+        lines = [
+            f"{experiment.name} waits for its pilot, and its runs cannot be trained before"
+            for experiment in planned
+            if experiment.status == PILOT_FIRST
+        ]
+        if len(lines) < len(planned):
+            lines.append(f"To train the runs that are missing: {self._reproduce(review.finding)}")
+        return lines
+
+    def _reproduce(self, finding: Finding) -> str:
+        """The command that trains what a finding lacks, with the files that this one was given."""
+        words = ["normlab", "papers", "reproduce", finding.id]
+        if self.runs != RUNS:
+            words += ["--runs", str(self.runs)]
+        if self.paper:
+            words += ["--paper", *map(str, self.paper)]
+        for module in self.imports:
+            words += ["--import", module]
+        return shlex.join(words)
+
+
+def _add_papers(files: Iterable[Path]) -> None:
+    """Add the user's own papers to those that are known."""
+    for file in files:
+        papers.add_paper(file)
 
 
 def _wanted(
@@ -232,8 +275,6 @@ def _show_finding(review: Reviewed) -> None:
         _show_evidence(review.left_out)
     if finding.artefacts:
         terminal.write("", Text(f"Tables and figures: {', '.join(finding.artefacts)}", "dim"))
-    if any(piece.missing for piece in (*review.evidence, *review.left_out)):
-        terminal.write(f"To train the runs that are missing: normlab papers reproduce {finding.id}")
 
 
 def _show_evidence(pieces: Sequence[Evidence]) -> None:
@@ -356,6 +397,8 @@ class ReproduceCommand:
     """Artefacts, findings or papers to leave out, such as one whose runs take hours."""
     again: Switch = False
     """Measure again what was already measured."""
+    paper: tuple[Path, ...] = ()
+    """TOML files of papers of yours, with regimes and findings."""
     imports: Imports = ()
 
     def run(self) -> None:
@@ -367,6 +410,7 @@ class ReproduceCommand:
         if self.data is not None:
             os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where studies and trainings read it
         backend(self.on)  # reject a wrong name before anything is measured
+        _add_papers(self.paper)
         book = read_book(roots=(self.runs, RESULTS))
         known = own_findings()
         asked, left_out = named(self.names, known), named(self.without, known)
