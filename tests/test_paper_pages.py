@@ -1,13 +1,16 @@
 """The pages of the papers are what findings and kept results say today."""
 
+import math
 import re
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
 
 import papers as tool
 from normlab.papers import ARTEFACTS, PAPERS, phrases
-from normlab.papers.finding import own_findings
+from normlab.papers.finding import Reviewed, own_findings
+from reviewed_findings import REVIEWED
 
 written = cache(tool.written)
 STALE = f"it is not what findings and results say; type: {tool.COMMAND}"
@@ -38,21 +41,72 @@ def test_every_artefact_is_of_a_paper_and_on_its_page():
     assert all(f"### `{id_}`\n" in pages[id_.partition(".")[0]] for id_ in ARTEFACTS)
 
 
-def test_a_page_opens_with_its_findings_each_with_answer_and_regime():
+def rows_of(text: str) -> dict[str, list[str]]:
+    """The rows of the tables of findings, by the finding's id, without it."""
+    rows = (line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| [A-Z]\d+ \| ", line))
+    return {id_: cells for id_, *cells in rows}
+
+
+def numbers_in(text: str) -> list[tuple[float, float]]:
+    """The numbers of a cell, each with half a unit of its last digit."""
+    found = re.findall(r"[−+]?(?:∞|[\d,]+(?:\.\d+)?(?:e-?\d+)?)", text)
+    pairs = []
+    for number in (one.translate(str.maketrans({"−": "-", "∞": "inf", ",": ""})) for one in found):
+        digits, _, power = number.partition("e")
+        decimals = len(digits.partition(".")[2])
+        pairs.append((float(number), 0.5 * 10.0 ** (int(power or 0) - decimals)))
+    return pairs
+
+
+def require_answer(cell: str, review: Reviewed) -> None:
+    """Assert that a cell has a finding's answer, and how many of its effects say what."""
+    word, counts = re.fullmatch(r"\*\*(.*)\*\*: (.*)", cell).groups()
+    assert word == ("tested, and open" if review.tested_and_open else review.finding.answer)
+    told = {
+        reading: int(number) for number, reading in re.findall(r"(\d+) (agree|contradict|open|wait)", counts)
+    }
+    names = {"agrees": "agree", "contradicts": "contradict", "open": "open", "waits": "wait"}
+    assert told == {names[reading]: number for reading, number in review.counts.items()}
+
+
+def require_effect(cells: Sequence[str], review: Reviewed) -> None:
+    """Assert that cells say what the first effect compares, what was measured, and what was expected."""
+    compared, measured, expected = cells
+    main = review.main
+    if main is None:
+        assert (compared, measured, expected) == ("–", f"needs {review.finding.needs}", "–")
+        return
+    assert main.piece.says in compared
+    assert main.regime.setting.short in compared
+    bounds = [end for end in main.piece.expects.bounds if math.isfinite(end)]
+    assert [value for value, _ in numbers_in(expected)] == bounds
+    interval = re.search(r"\[(.*), (.*)\]", measured)
+    if interval is None:  # nothing was measured, or without any spread
+        assert math.isnan(main.estimate.value) or not phrases.has_spread(main.estimate)
+        return
+    for end, shown in zip((main.estimate.low, main.estimate.high), interval.groups(), strict=True):
+        ((value, rounding),) = numbers_in(shown)
+        assert value == end or abs(value - end) <= rounding * (1 + 1e-6)
+
+
+def test_a_page_opens_with_its_findings_each_with_effect_and_answer():
     for key in PAPERS:
-        rows = written()[tool.FOLDER / f"{key}.md"].partition("![")[0].splitlines()
-        shown = [line.split(" | ") for line in rows if re.match(r"\| [A-Z]\d+ \| ", line)]
-        wanted = [(one.finding.id, tool.answer(one)) for one in tool.of_paper(key)]
-        assert [(row[0].strip("| "), row[-1].removesuffix(" |")) for row in shown] == wanted
+        rows = rows_of(written()[tool.FOLDER / f"{key}.md"].partition("![")[0])
+        reviews = {id_: review for id_, review in REVIEWED.items() if review.finding.paper == key}
+        assert list(rows) == list(reviews)
+        for id_, (short, _, *effect, answer) in rows.items():
+            assert short == reviews[id_].finding.short
+            require_effect(effect, reviews[id_])
+            require_answer(answer, reviews[id_])
 
 
 def test_the_page_of_all_findings_has_what_each_effect_was_expected_to_be():
-    rows = [
-        line.split(" | ") for line in written()[tool.ALL].splitlines() if re.match(r"\| [A-Z]\d+ \| ", line)
-    ]
-    assert [row[0].strip("| ") for row in rows] == list(own_findings())
-    for row, one in zip(rows, tool.findings().values(), strict=True):
-        assert [row[2], *row[3:6]] == [tool.answer(one), *tool.first_effect(one)]
+    rows = rows_of(written()[tool.ALL])
+    assert list(rows) == list(REVIEWED)
+    for (short, answer, *effect, because), review in zip(rows.values(), REVIEWED.values(), strict=True):
+        assert (short, because) == (review.finding.short, review.finding.because)
+        require_answer(answer, review)
+        require_effect(effect, review)
 
 
 def test_what_to_rely_on_names_at_least_20_findings_and_only_those_that_there_are():

@@ -72,7 +72,7 @@ OWN = {
     "papers show": "names as_json scale runs paper imports",
     "run export": "run_folder out to weights runs imports",
     "run fold": "run_folder out weights max_positions runs imports",
-    "papers reproduce": "names runs data jobs on scale device budget without again imports",
+    "papers reproduce": "names runs data jobs on scale device budget without again paper imports",
 }
 """A flag is a promise: think before adding one. A configuration or a recipe may be the better place."""
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import shlex
 import sys
 import time
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from cli.test_own_paper import PAPER, REGIME
 from normlab import papers
+from normlab.cli import terminal
 from normlab.cli.main import main
 from normlab.cli.presets import CONFIGS
 from normlab.errors import UserError
+from normlab.papers import finding, phrases, regimes
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.bases import LAPTOP
 from normlab.papers.experiments import kept, planned_for, read_experiment
-from normlab.papers.finding import ANSWERS, own_findings
+from normlab.papers.finding import own_findings
 from normlab.papers.phrases import SCHEMA_VERSION, TESTED_AND_OPEN
 from normlab.papers.regimes import RUNS_FILE, read_book
 from normlab.papers.results import write_reproduction
@@ -107,13 +111,12 @@ def test_a_paper_has_its_findings_and_its_tables_and_figures(capsys, monkeypatch
 def test_a_finding_is_shown_with_all_that_was_measured(capsys, name):
     assert main(["papers", "show", name]) == 0
     shown = capsys.readouterr().out
-    finding = own_findings()["L9"]
+    known = own_findings()["L9"]
     assert shown.startswith("L9: ")
-    for piece in (*finding.evidence, *finding.left_out):
+    for piece in (*known.evidence, *known.left_out):
         assert piece.says in shown
-    assert finding.because in shown
-    assert finding.published in shown
-    assert shown.endswith("papers reproduce L9\n")
+    assert known.because in shown
+    assert known.published in shown
 
 
 def test_json_has_every_finding_with_its_effects_and_regimes(capsys, monkeypatch, tmp_path):
@@ -123,28 +126,30 @@ def test_json_has_every_finding_with_its_effects_and_regimes(capsys, monkeypatch
     assert content["schema_version"] == SCHEMA_VERSION
     assert [one["id"] for one in content["findings"]] == list(own_findings())
     assert [one["id"] for one in content["artefacts"]] == list(papers.ARTEFACTS)
-    first = content["findings"][0]
-    assert first["answer"] == "supported"
-    answers = Counter(one["answer"] for one in content["findings"])
-    assert answers.keys() == {*ANSWERS, TESTED_AND_OPEN}
-    assert answers[TESTED_AND_OPEN] == sum(one.tested_and_open for one in REVIEWED.values())
-    piece = first["evidence"][0]
-    assert (piece["effect"], piece["regime"], piece["n"], piece["unit"]) == (
-        "difference",
-        "dates-warmup",
-        6,
-        "BLEU",
-    )
-    assert first["counts"]["agrees"] == sum(one["reading"] == "agrees" for one in first["evidence"])
-    assert piece["interval"][0] < piece["value"] < piece["interval"][1]
-    assert (piece["expected"], piece["reading"]) == ([0.0, None], "agrees")
+    for told, review in zip(content["findings"], REVIEWED.values(), strict=True):
+        answer = TESTED_AND_OPEN if review.tested_and_open else review.finding.answer
+        assert told["answer"] == answer
+        assert told["counts"] == {reading: review.counts[reading] for reading in told["counts"]}
+        for piece, measured in zip(told["evidence"], review.evidence, strict=True):
+            estimate, (low, high) = measured.estimate, measured.piece.expects.bounds
+            assert (piece["effect"], piece["regime"]) == (measured.piece.effect, measured.regime.name)
+            assert (piece["n"], piece["unit"], piece["reading"]) == (
+                estimate.runs,
+                estimate.unit,
+                measured.reading,
+            )
+            numbers = [piece["value"], *piece["interval"], *piece["expected"]]
+            assert numbers == [
+                number if math.isfinite(number) else None
+                for number in (estimate.value, estimate.low, estimate.high, low, high)
+            ]
     named = {one["regime"] for f in content["findings"] for one in (*f["evidence"], *f["left_out"])}
     assert named == {one["name"] for one in content["regimes"]}
 
 
 def test_an_unknown_one_is_one_sentence(capsys):
     assert main(["papers", "liu2020.fig33"]) == 2
-    assert re.search(r"'liu2020\.fig33'.* liu2020\.fig3\?", capsys.readouterr().err)
+    assert re.search(r"'liu2020\.fig33'.* liu2020\.fig3\b", capsys.readouterr().err)
 
 
 def test_one_is_shown_whole(measured, capsys, tmp_path):
@@ -296,8 +301,122 @@ def test_the_runs_that_were_planned_for_a_finding_are_trained_once(measured, cap
 
 
 def test_the_planned_runs_of_a_finding_are_those_of_the_regimes_that_it_names():
-    finding = own_findings()["X5"]
-    assert [e.name for e in planned_for([finding], read_book(), CONFIGS)] == ["bert-placement"]
+    planned = planned_for([own_findings()["X5"]], read_book(), CONFIGS)
+    assert [e.name for e in planned] == ["bert-placement"]
+
+
+def test_what_has_no_study_names_a_few_that_have_one(capsys, monkeypatch):
+    monkeypatch.setattr("normlab.papers.experiments.planned_for", lambda *_: [])
+    assert main(["papers", "reproduce", "A1"]) == 2
+    said = capsys.readouterr().err
+    assert "A1" in said
+    assert "apx.blocks" in said
+    assert sum(id_ in said for id_ in papers.ARTEFACTS) <= 5
+
+
+@pytest.mark.parametrize("columns", [60, 80, COLUMNS - 1, COLUMNS])
+def test_ids_answers_and_counts_are_whole_on_a_narrow_terminal(capsys, monkeypatch, tmp_path, columns):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(terminal, "console", lambda: terminal.PlainConsole(width=columns))
+    assert main(["papers", "liu2020"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    for id_, review in REVIEWED.items():
+        if review.finding.paper != "liu2020":
+            continue
+        (line,) = [line for line in lines if line.startswith(f"{id_} ")]
+        counts = "/".join(str(review.counts[reading]) for reading in ("agrees", "contradicts", "open"))
+        assert f" {phrases.answer_in_short(review)} " in line
+        assert counts in line.split()
+        assert (phrases.beside_expected(review) in line) == (columns == COLUMNS)
+        assert len(line) <= columns
+
+
+@pytest.fixture
+def own_paper(capsys, monkeypatch, tmp_path):
+    """Write a paper of one's own with a regime and its runs; return a function that types a command and
+    returns its exit code, what it printed and its errors. The paper is known only while a command runs.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "toy").mkdir(parents=True)
+
+    def typed(*words: str, paper: str, regime: str = REGIME, seeds: tuple[int, ...] = (1, 2, 3)):
+        (tmp_path / "doe2026.toml").write_text(paper.replace('"best_run"', '"score"'))
+        (tmp_path / "runs" / "toy" / "regime.toml").write_text(regime)
+        rows = [
+            {"cell": cell, "seed": seed, "run": f"{cell}{seed}", "outcome": "trained", "dev": [],
+             "train": [], "test": {"bleu": level + seed, "nll": 3.0}}
+            for cell, level in (("pre", 30.0), ("post", 20.0))
+            for seed in seeds
+        ]  # fmt: skip
+        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        (tmp_path / "runs" / "toy" / "runs.jsonl").write_text(lines)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(finding, "FILES", [*finding.FILES])
+            patch.setattr(regimes, "FILES", [*regimes.FILES])
+            before = dict(papers.PAPERS)
+            try:
+                code = main(["papers", *words])
+            finally:
+                papers.PAPERS.clear()
+                papers.PAPERS.update(before)
+        return code, *capsys.readouterr()
+
+    return typed
+
+
+OWN = ["--paper", "doe2026.toml"]
+WAITING = PAPER.replace('"supported"', '"not tested here"\nneeds = "runs"')
+"""A paper whose runs are planned."""
+
+
+@pytest.mark.parametrize("words", [["E1"], ["apx", "doe2026"], ["X2"], ["doe2026", "--json"]], ids=" ".join)
+def test_an_answer_of_ones_own_that_does_not_follow_is_bad_input_once_all_is_shown(own_paper, words):
+    code, shown, err = own_paper("show", *words, *OWN, paper=PAPER)
+    assert (code, err) == (0, "")
+    wrong = PAPER.replace('"supported"', '"contradicted"').replace('margin = "25 BLEU"', "")
+    code, still_shown, err = own_paper("show", *words, *OWN, paper=wrong)
+    assert code == 2
+    assert len(still_shown.splitlines()) == len(shown.splitlines())
+    first, second = err.splitlines()
+    assert re.search(r"doe2026\.toml: E1: .*'contradicted'.*'supported'", first)
+    assert re.search(r"doe2026\.toml: E1: .*25", second)
+
+
+@pytest.mark.slow
+def test_the_command_that_is_recommended_for_missing_runs_trains_them(own_paper, monkeypatch):
+    monkeypatch.setattr("normlab.report.papers.write_papers_page", lambda *_: "papers.html")
+    code, shown, _ = own_paper("show", "E1", *OWN, paper=WAITING, regime=TOY, seeds=())
+    assert code == 0
+    command = shlex.split(shown.splitlines()[-1].partition(": ")[2])
+    assert command[:2] == ["normlab", "papers"]
+    code, said, _ = own_paper(*command[2:], "--budget", "0s", paper=WAITING, regime=TOY, seeds=())
+    assert code == 0
+    assert "toy: 2 of 2 " in said
+
+
+def test_runs_that_wait_for_a_pilot_are_not_recommended(own_paper):
+    regime = TOY.replace('"ready"', '"pilot first"')
+    code, shown, _ = own_paper("show", "E1", *OWN, paper=WAITING, regime=regime, seeds=())
+    assert code == 0
+    assert "reproduce" not in shown
+    assert re.search(r"\btoy\b.*\bpilot\b", shown.splitlines()[-1])
+
+
+def test_runs_that_are_planned_and_cannot_be_trained_are_not_recommended(own_paper):
+    regime = TOY.replace('"demo"', '"demos"')
+    code, shown, _ = own_paper("show", "E1", *OWN, paper=WAITING, regime=regime, seeds=())
+    assert code == 0
+    assert "reproduce" not in shown
+    assert "'demos'" in shown.splitlines()[-1]
+
+
+def test_a_long_name_of_ones_own_is_cut_and_takes_no_column_away(own_paper, monkeypatch):
+    monkeypatch.setattr(terminal, "console", lambda: terminal.PlainConsole(width=COLUMNS))
+    paper = PAPER.replace("Pre-LN is better", "Pre-LN is better " + 10 * "by far ", 1)
+    _, shown, _ = own_paper("show", "apx", "doe2026", *OWN, paper=paper)
+    (line,) = [line for line in shown.splitlines() if line.startswith("E1 ")]
+    assert "… supported" in line
+    assert "+10.0 BLEU" in line
 
 
 @pytest.mark.slow

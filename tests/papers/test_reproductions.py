@@ -57,6 +57,7 @@ def test_a_damaged_or_foreign_file_is_refused(damage, sentence, tmp_path):
     with pytest.raises(ValueError, match="papers reproduce") as refused:
         read_reproduction(path)
     assert sentence in str(refused.value)
+    assert str(refused.value).count("delete") <= 1
     seen = standing(ARTEFACT, [tmp_path])
     assert (seen.state, seen.found, seen.path) == ("damaged", None, path)
     assert seen.trouble == str(refused.value)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +24,15 @@ from normlab.base.units import count, seconds_of
 from normlab.cli import errors, terminal
 from normlab.cli.options import RUNS, Imports, Switch
 from normlab.cli.presets import CONFIGS
-from normlab.errors import SpentError, UserError, nearest
+from normlab.errors import SpentError, UserError
 from normlab.lab.config import MachineConfig
 from normlab.lab.training.backends import backend
 from normlab.lab.training.jobs import Queue, usable_cores
 from normlab.papers import phrases
 from normlab.papers.artefact import Artefact, Reproduction
-from normlab.papers.finding import Evidence, Finding, Reviewed, own_findings, reviewed
-from normlab.papers.regimes import RUNS_FILE, read_book
+from normlab.papers.finding import Evidence, Finding, Reviewed, faults, own_findings, reviewed
+from normlab.papers.named import Named, artefacts_of, named, of_paper
+from normlab.papers.regimes import RUNS_FILE, Book, read_book
 from normlab.papers.results import (
     RESULTS,
     ArtefactStatus,
@@ -58,6 +61,10 @@ ANSWER_STYLES: Final = {
     "not tested here": "dim",
 }
 READING_STYLES: Final = {"agrees": "green", "contradicts": "bold red", "open": "yellow", "waits": "dim"}
+WIDE: Final = 100
+"""From so many columns on the list of findings shows an effect of each; in fewer, answers would be cut."""
+MOST_NAMED: Final = 3
+"""How many of many artefacts an error names."""
 
 
 @dataclass(frozen=True)
@@ -77,52 +84,111 @@ class PapersCommand:
     imports: Imports = ()
 
     def run(self) -> None:
-        """Raises UserError for a name that is neither a finding, an artefact nor a paper."""
-        for file in self.paper:
-            papers.add_paper(file)
+        """Show what is asked for, and then check the user's own papers.
+
+        Raises UserError for a name that is neither a finding, an artefact nor a paper, and for an answer in
+        one of the user's papers that does not follow from its intervals, once these are shown.
+        """
+        _add_papers(self.paper)
         book = read_book(roots=(self.runs, RESULTS))
         known = own_findings()
-        wanted, artefacts = _wanted(self.names, known)
+        wanted, artefacts = _wanted(self.names or ("all",), known)
         findings = [reviewed(finding, book) for finding in wanted]
         # the list of all findings does not wait for the results of all artefacts
-        standings = _standings_of(artefacts, self.runs, self.scale) if self.names or self.as_json else []
+        statuses = _statuses_of(artefacts, self.runs, self.scale) if self.names or self.as_json else []
         if self.as_json:
-            print(json.dumps(_plain_all(findings, standings, known), ensure_ascii=False, allow_nan=False))
-        elif len(findings) == 1 and not standings:
+            print(json.dumps(_plain_all(findings, statuses, known), ensure_ascii=False, allow_nan=False))
+        elif len(findings) == 1 and not statuses:
             _show_finding(findings[0])
-        elif len(standings) == 1 and not findings:
-            (standing,) = standings
-            others = at_other_scales([standing.artefact], folders(self.runs), self.scale)
-            resting = [finding for finding in known.values() if standing.artefact.id in finding.artefacts]
-            _show_artefact(standing, others, [reviewed(finding, book) for finding in resting])
+            lines = self._how_to_train(findings[0], book)
+            if lines:
+                terminal.write("", *lines)
+        elif len(statuses) == 1 and not findings:
+            (status,) = statuses
+            others = at_other_scales([status.artefact], folders(self.runs), self.scale)
+            resting = [finding for finding in known.values() if status.artefact.id in finding.artefacts]
+            _show_artefact(status, others, [reviewed(finding, book) for finding in resting])
         else:
             _list_findings(findings)
-            if standings:
-                _list_artefacts(standings)
+            if statuses:
+                _list_artefacts(statuses)
+        _require_answers_that_follow(self.paper, known, book)
+
+    def _how_to_train(self, review: Reviewed, book: Book) -> list[str]:
+        """Say how to train the runs that a finding lacks, or why they cannot be trained yet; nothing if it
+        lacks none.
+        """
+        pieces = (*review.evidence, *review.left_out)
+        lacking = tuple(evidence.piece for evidence in pieces if evidence.missing)
+        if not lacking:
+            return []
+        from normlab.papers.experiments import PILOT_FIRST, planned_for  # which imports torch
+
+        try:
+            planned = planned_for([replace(review.finding, evidence=lacking, left_out=())], book, CONFIGS)
+        except UserError as error:  # a regime.toml can say enough to be read and too little to be trained
+            return [f"The runs that are missing cannot be trained: {error}"]
+        lines = [
+            f"{experiment.name} waits for its pilot, and its runs cannot be trained before"
+            for experiment in planned
+            if experiment.status == PILOT_FIRST
+        ]
+        if len(lines) < len(planned):
+            lines.append(f"To train the runs that are missing: {self._reproduce(review.finding)}")
+        return lines
+
+    def _reproduce(self, finding: Finding) -> str:
+        """The command that trains what a finding lacks, with the files that this one was given."""
+        words = ["normlab", "papers", "reproduce", finding.id]
+        if self.runs != RUNS:
+            words += ["--runs", str(self.runs)]
+        if self.paper:
+            words += ["--paper", *map(str, self.paper)]
+        for module in self.imports:
+            words += ["--import", module]
+        return shlex.join(words)
 
 
-def _wanted(names: Sequence[str], known: Mapping[str, Finding]) -> tuple[list[Finding], list[Artefact]]:
-    """The findings and artefacts that names stand for; without names, those of all papers."""
+def _add_papers(files: Iterable[Path]) -> None:
+    """Add the user's own papers to those that are known."""
+    for file in files:
+        papers.add_paper(file)
+
+
+def _wanted(
+    names: Iterable[str], known: Mapping[str, Finding]
+) -> tuple[Iterable[Finding], Iterable[Artefact]]:
+    """The findings and artefacts that are to be shown, each once; a paper stands for all of both."""
     findings: dict[str, Finding] = {}
     artefacts: dict[str, Artefact] = {}
-    keys = papers.keys()
-    for name in names or ("all",):
-        group = {
-            id_: finding
-            for id_, finding in known.items()
-            if name == "all" or name.lower() in (id_.lower(), finding.paper)
-        }
-        findings |= group
-        if not group and "." not in name and name not in keys:
-            raise UserError(f"there is no finding or paper {name!r}{nearest(name, (*known, *papers.PAPERS))}")
-        if not group or name in (*keys, "all"):
-            artefacts |= {artefact.id: artefact for artefact in papers.chosen([name])}
-    return list(findings.values()), list(artefacts.values())
+    for thing in named(names, known):
+        match thing:
+            case Finding():
+                findings[thing.id] = thing
+            case Artefact():
+                artefacts[thing.id] = thing
+            case key:
+                findings |= {id_: finding for id_, finding in known.items() if finding.paper == key}
+                artefacts |= {artefact.id: artefact for artefact in of_paper(key)}
+    return findings.values(), artefacts.values()
 
 
-def _print_measured(standing: ArtefactStatus) -> None:
+def _require_answers_that_follow(files: Iterable[Path], known: Mapping[str, Finding], book: Book) -> None:
+    """Raise UserError with all that is wrong with the findings of the user's own papers."""
+    sentences = [
+        f"{file}: {finding.id}: {sentence}"
+        for file in files
+        for finding in known.values()
+        if finding.paper == file.stem
+        for sentence in faults(reviewed(finding, book))
+    ]
+    if sentences:
+        raise UserError("\n".join(sentences))
+
+
+def _print_measured(status: ArtefactStatus) -> None:
     """Print the trained cells of an artefact with every seed, and the measures of its study."""
-    cells = phrases.cells_of(standing)
+    cells = phrases.cells_of(status)
     if cells:
         metric = phrases.metric_of(next(iter(cells.values())))
         measured = terminal.table("cell", f"{metric} [95%]", phrases.SEEDS, "trained")
@@ -130,31 +196,15 @@ def _print_measured(standing: ArtefactStatus) -> None:
             texts = (name, phrases.score(row), row["seeds"], row["trained"])
             measured.add_row(*map(Text, texts))
         terminal.write("", measured)
-    if standing.measures:
+    if status.measures:
         measures = terminal.table("measure", "[95%]")
-        for name, value in standing.measures.items():
+        for name, value in status.measures.items():
             measures.add_row(Text(name), Text(phrases.estimated(value)))
         terminal.write("", measures)
 
 
-def _findings_among(names: Sequence[str]) -> list[Finding]:
-    """The findings that are named by their ids."""
-    by_id = {id_.lower(): finding for id_, finding in own_findings().items()}
-    return [by_id[name.lower()] for name in names if name.lower() in by_id]
-
-
-def _artefacts_of(names: Sequence[str]) -> list[str]:
-    """Names of artefacts and papers, with the artefacts of a finding in the place of its id."""
-    by_id = {id_.lower(): finding for id_, finding in own_findings().items()}
-    artefacts: list[str] = []
-    for name in names:
-        finding = by_id.get(name.lower())
-        artefacts += [name] if finding is None else finding.artefacts
-    return artefacts
-
-
 def _plain_all(
-    findings: Sequence[Reviewed], standings: Sequence[ArtefactStatus], known: Mapping[str, Finding]
+    findings: Sequence[Reviewed], statuses: Sequence[ArtefactStatus], known: Mapping[str, Finding]
 ) -> dict[str, Any]:
     """Findings, the regimes that they name, and artefacts as plain data for JSON."""
     regimes: dict[str, Any] = {}
@@ -165,26 +215,44 @@ def _plain_all(
         "schema_version": phrases.SCHEMA_VERSION,
         "findings": [phrases.plain(review) for review in findings],
         "regimes": list(regimes.values()),
-        "artefacts": [_plain(standing, known) for standing in standings],
+        "artefacts": [_plain(status, known) for status in statuses],
     }
 
 
 def _list_findings(findings: Sequence[Reviewed]) -> None:
-    """Print a line for each finding, paper by paper, and how many have which answer."""
-    table = terminal.table("", "finding", "answer", "a/c/o", "first effect [95%] (expected)")
+    """Print a line for each finding, paper by paper, and how many have which answer.
+
+    Ids, answers and counts are never cut. The width decides about the column of effects, and not what is in
+    it, so that one long cell does not take it away.
+    """
+    names = ["", "finding", "answer", "a/c/o"]
+    if terminal.console().width >= WIDE:
+        names.append("first effect [95%] (expected)")
+    table = terminal.table(*names)
     table.collapse_padding = True  # so that a finding has one line of a hundred columns
     for column in table.columns:
-        column.no_wrap, column.overflow = True, "ellipsis"
+        column.no_wrap = column.header in ("", "answer", "a/c/o")  # rich shrinks those that may wrap first
+
+    def add_row(*cells: Text) -> None:
+        table.add_row(*cells[: len(names)])  # the effect comes last
+
+    empty = Text()
     for paper, group in groupby(findings, key=lambda review: review.finding.paper):
-        table.add_row("", Text(papers.PAPERS[paper].authors, "bold"), "", "", "")
+        add_row(empty, _cut(papers.PAPERS[paper].authors, "bold"), empty, empty, empty)
         for review in group:
-            answer = Text(phrases.answer_in_short(review), ANSWER_STYLES[review.finding.answer])
+            finding = review.finding
+            answer = Text(phrases.answer_in_short(review), ANSWER_STYLES[finding.answer])
             counts = "/".join(str(review.counts[reading]) for reading in ("agrees", "contradicts", "open"))
-            effect = Text(phrases.beside_expected(review))
-            table.add_row(Text(review.finding.id), Text(review.finding.short), answer, Text(counts), effect)
+            effect = _cut(phrases.beside_expected(review))
+            add_row(Text(finding.id), _cut(finding.short), answer, Text(counts), effect)
     terminal.write(table, "", f"{phrases.counted(findings)}.")
     terminal.write("a/c/o: how many effects agree with the sentence, contradict it, and are open.")
     terminal.write("Everything about one: normlab papers show X1")
+
+
+def _cut(text: str, style: str = "") -> Text:
+    """A cell that is cut off where its column ends, and never continues on the next line."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def _show_finding(review: Reviewed) -> None:
@@ -205,10 +273,8 @@ def _show_finding(review: Reviewed) -> None:
     if review.left_out:
         terminal.write("", Text("Measured, and not counted", "bold"))
         _show_evidence(review.left_out)
-    tables = ", ".join(finding.artefacts)
-    terminal.write("", Text(f"Tables and figures: {tables}", "dim"))
-    if any(piece.missing for piece in (*review.evidence, *review.left_out)):
-        terminal.write(f"To train the runs that are missing: normlab papers reproduce {finding.id}")
+    if finding.artefacts:
+        terminal.write("", Text(f"Tables and figures: {', '.join(finding.artefacts)}", "dim"))
 
 
 def _show_evidence(pieces: Sequence[Evidence]) -> None:
@@ -226,14 +292,14 @@ def _show_evidence(pieces: Sequence[Evidence]) -> None:
             terminal.write(Text.assemble("  ", reading, f" {piece.piece.says}: ", estimate, expected))
 
 
-def _standings_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTOP) -> list[ArtefactStatus]:
+def _statuses_of(artefacts: Iterable[Artefact], runs: Path, scale: Scale = LAPTOP) -> list[ArtefactStatus]:
     """The status of each artefact, from the results below ``runs``, else from the kept ones."""
     return [standing(artefact, folders(runs), scale) for artefact in artefacts]
 
 
-def _plain(standing: ArtefactStatus, findings: Mapping[str, Finding]) -> dict[str, Any]:
+def _plain(status: ArtefactStatus, findings: Mapping[str, Finding]) -> dict[str, Any]:
     """An artefact as plain data for JSON, without its tables."""
-    artefact, reproduction = standing.artefact, standing.found
+    artefact, reproduction = status.artefact, status.found
     return {
         "id": artefact.id,
         "paper": artefact.paper,
@@ -241,57 +307,57 @@ def _plain(standing: ArtefactStatus, findings: Mapping[str, Finding]) -> dict[st
         "discussion": artefact.discussion,
         "study": artefact.study_name,
         "published": dict(artefact.published),
-        "state": standing.state,
-        "scale": standing.scale,
-        "measures": {name: to_plain(value) for name, value in standing.measures.items()},
+        "state": status.state,
+        "scale": status.scale,
+        "measures": {name: to_plain(value) for name, value in status.measures.items()},
         "runs": [] if reproduction is None else [row["run"] for row in reproduction.tables.get("runs", ())],
         "findings": [id_ for id_, finding in findings.items() if artefact.id in finding.artefacts],
         "seconds": None if reproduction is None else reproduction.seconds,
-        "file": None if standing.path is None else str(standing.path),
+        "file": None if status.path is None else str(status.path),
     }
 
 
-def _list_artefacts(standings: Sequence[ArtefactStatus]) -> None:
+def _list_artefacts(statuses: Sequence[ArtefactStatus]) -> None:
     """Print a line for each artefact, cut to the terminal's width."""
     table = terminal.table("table or figure", "scale", "measured", "what it shows")
-    for status in standings:
+    for status in statuses:
         artefact = status.artefact
         scale = status.scale if status.scale in artefact.trainings else "–"
-        line = Text(status.trouble or artefact.shows, no_wrap=True, overflow="ellipsis")
+        line = _cut(status.trouble or artefact.shows)
         state = Text(phrases.state(status), STYLES.get(status.state, "dim"))
         table.add_row(Text(artefact.id), Text(scale), state, line)
     terminal.write("", table)
-    terminal.write(*map(Text, disagreements(standings)))
+    terminal.write(*map(Text, disagreements(statuses)))
 
 
 def _show_artefact(
-    standing: ArtefactStatus, others: Sequence[ArtefactStatus], findings: Sequence[Reviewed]
+    status: ArtefactStatus, others: Sequence[ArtefactStatus], findings: Sequence[Reviewed]
 ) -> None:
     """Print an artefact: what is in print, what was measured, and the findings that rest on it."""
-    artefact = standing.artefact
-    state = phrases.state(standing), STYLES.get(standing.state, "dim")
+    artefact = status.artefact
+    state = phrases.state(status), STYLES.get(status.state, "dim")
     terminal.write(Text.assemble((artefact.id, "bold"), ": ", state))
     terminal.write(Text(artefact.paper, "dim"), Text(artefact.shows), "")
     table = terminal.table("", "published", "here [95%]")
     for name, value in artefact.published.items():
-        table.add_row(Text(name), Text(str(value)), Text(phrases.here(standing, name)))
+        table.add_row(Text(name), Text(str(value)), Text(phrases.here(status, name)))
     terminal.write(table)
-    terminal.write(*map(Text, phrases.cautions(standing)))
-    _print_measured(standing)
+    terminal.write(*map(Text, phrases.cautions(status)))
+    _print_measured(status)
     for review in findings:
         answer = phrases.answer(review), ANSWER_STYLES[review.finding.answer]
         terminal.write("", Text.assemble((review.finding.id, "bold"), f": {review.finding.short}: ", answer))
     if artefact.discussion:
         terminal.write("", Text(artefact.discussion))
-    if standing.scale in artefact.trainings:
-        how = artefact.trainings[standing.scale].differs
-        terminal.write("", Text(f"The {standing.scale} scale: {how}"))
-    if standing.path is not None:
-        terminal.write("", f"result: {standing.path}")
+    if status.scale in artefact.trainings:
+        how = artefact.trainings[status.scale].differs
+        terminal.write("", Text(f"The {status.scale} scale: {how}"))
+    if status.path is not None:
+        terminal.write("", f"result: {status.path}")
     for scale in (other.scale for other in others):
         terminal.write("", f"at the {scale} scale: normlab papers show {artefact.id} --scale {scale}")
     if artefact.study:
-        terminal.write("", phrases.command(artefact, standing.scale))
+        terminal.write("", phrases.command(artefact, status.scale))
 
 
 FAILED: Final = 1
@@ -328,9 +394,11 @@ class ReproduceCommand:
     budget: str = ""
     """Time for all, such as 2h or 90min. After it nothing new is started; the same command continues."""
     without: tuple[str, ...] = ()
-    """Artefacts or papers to leave out, such as one whose runs take hours."""
+    """Artefacts, findings or papers to leave out, such as one whose runs take hours."""
     again: Switch = False
     """Measure again what was already measured."""
+    paper: tuple[Path, ...] = ()
+    """TOML files of papers of yours, with regimes and findings."""
     imports: Imports = ()
 
     def run(self) -> None:
@@ -342,12 +410,20 @@ class ReproduceCommand:
         if self.data is not None:
             os.environ["NORMLAB_DATA"] = str(self.data.absolute())  # where studies and trainings read it
         backend(self.on)  # reject a wrong name before anything is measured
+        _add_papers(self.paper)
         book = read_book(roots=(self.runs, RESULTS))
-        findings = _findings_among(self.names) if self.scale == LAPTOP else []
+        known = own_findings()
+        asked, left_out = named(self.names, known), named(self.without, known)
+        # regimes are planned at the laptop scale alone
+        findings = [
+            thing
+            for thing in asked
+            if isinstance(thing, Finding) and thing not in left_out and self.scale == LAPTOP
+        ]
         experiments = planned_for(findings, book, CONFIGS)
         budget = seconds_of(self.budget, "--budget")
         until = math.inf if budget is None else time.monotonic() + budget
-        wanted = self._wanted(having_more=bool(experiments))
+        wanted = self._wanted(asked, left_out, having_more=bool(experiments))
         missing = self._not_measured(wanted)
         failed = self._measure([artefact for artefact in missing if not artefact.trainings], until)
         to_train = {artefact.id: artefact for artefact in missing if self.scale in artefact.trainings}
@@ -363,8 +439,8 @@ class ReproduceCommand:
 
     def _not_measured(self, wanted: Sequence[Artefact]) -> list[Artefact]:
         """Return the artefacts to measure; write the pages of the others."""
-        standings = _standings_of(wanted, self.runs, self.scale)
-        measured = {standing.artefact.id for standing in standings if standing.whole and not self.again}
+        statuses = _statuses_of(wanted, self.runs, self.scale)
+        measured = {status.artefact.id for status in statuses if status.whole and not self.again}
         for artefact in wanted:
             if artefact.id in measured:
                 self._done(artefact, None)
@@ -377,30 +453,40 @@ class ReproduceCommand:
         book = read_book(roots=(self.runs, RESULTS))
         return write_papers_page(
             [reviewed(finding, book) for finding in own_findings().values()],
-            _standings_of(papers.ARTEFACTS.values(), self.runs),
+            _statuses_of(papers.ARTEFACTS.values(), self.runs),
             folders(self.runs)[0],
             at_other_scales(papers.ARTEFACTS.values(), folders(self.runs)),
         )
 
-    def _wanted(self, *, having_more: bool) -> list[Artefact]:
+    def _wanted(
+        self, asked: Sequence[Named], left_out: Sequence[Named], *, having_more: bool
+    ) -> list[Artefact]:
         """Return the artefacts to measure: those that have a study, and those named by their ids, which say
         themselves that they have none.
 
         Raises UserError if none is left, unless there are planned runs to train (``having_more``).
         """
-        left_out = papers.chosen(self.without)
-        named = papers.chosen(_artefacts_of(self.names))
-        not_left_out = [artefact for artefact in named if artefact not in left_out]
-        wanted = [artefact for artefact in not_left_out if artefact.study or artefact.id in self.names]
+        in_all, without = artefacts_of(asked), artefacts_of(left_out)
+        not_left_out = [artefact for artefact in in_all if artefact not in without]
+        wanted = [artefact for artefact in not_left_out if artefact.study or artefact in asked]
         if having_more and not wanted:
             return []
         if not wanted:
-            if not_left_out != named:
+            if not_left_out != in_all:
                 raise UserError("--without leaves nothing to measure; leave out fewer")
-            having = ", ".join(artefact.id for artefact in papers.ARTEFACTS.values() if artefact.study)
-            raise UserError(f"no artefact of {', '.join(self.names)} has a study yet; these have: {having}")
+            raise UserError(self._without_study(in_all))
         self._require_scale(wanted)
         return wanted
+
+    def _without_study(self, artefacts: Sequence[Artefact]) -> str:
+        """Say that these have nothing that could be measured, and name the nearest that have a study."""
+        name = artefacts[0].id if artefacts else self.names[0]
+        having = [artefact.id for artefact in papers.ARTEFACTS.values() if artefact.study]
+        close = difflib.get_close_matches(name, having, MOST_NAMED, cutoff=0)
+        return (
+            f"{', '.join(self.names)} has no table or figure with a study yet, and no runs that are planned; "
+            f"the nearest that have one: {', '.join(close)}; normlab papers all lists all of them"
+        )
 
     def _require_scale(self, wanted: Sequence[Artefact]) -> None:
         """Raise UserError if none of these has trainings of the scale. An artefact that needs no training can
@@ -505,7 +591,7 @@ class ReproduceCommand:
         from normlab.report.reproduction import write_reproduction_page
 
         folder = folders(self.runs)[0]
-        (status,) = _standings_of([artefact], self.runs, self.scale)
+        (status,) = _statuses_of([artefact], self.runs, self.scale)
         try:
             if measure is None:
                 print(f"{artefact.id}: already measured, {status.path}; --again measures it again")

@@ -34,10 +34,10 @@ __all__ = [
     "Measurement",
     "Paper",
     "add_paper",
-    "chosen",
     "find_artefact",
     "keys",
     "publish",
+    "refuse",
 ]
 
 ARTEFACTS: Final[dict[str, Artefact]] = {
@@ -80,36 +80,21 @@ def publish(*artefacts: Artefact) -> None:
 
 
 def find_artefact(id_: str) -> Artefact:
-    """Return the artefact with that id. Raises UserError with the nearest id if there is none."""
+    """Return the artefact with that id. Raises UserError with the nearest ids if there is none."""
     if id_ not in ARTEFACTS:
-        _refuse(id_, ARTEFACTS)
+        refuse("table or figure", id_, ARTEFACTS)
     return ARTEFACTS[id_]
 
 
 def keys() -> list[str]:
-    """Return the papers' keys, such as liu2020."""
-    return list(dict.fromkeys(id_.partition(".")[0] for id_ in ARTEFACTS))
+    """Return the papers' keys, such as liu2020, with those of artefacts whose paper has no findings."""
+    return list(dict.fromkeys((*PAPERS, *(id_.partition(".")[0] for id_ in ARTEFACTS))))
 
 
-def chosen(names: Iterable[str]) -> list[Artefact]:
-    """Return artefacts by id, by their paper's key, or all of them by ``all``; each once, in the named order.
-
-    Raises UserError with the nearest id or key for an unknown name.
-    """
-    by_id: dict[str, Artefact] = {}
-    for name in names:
-        named = {
-            id_: artefact
-            for id_, artefact in ARTEFACTS.items()
-            if name in (id_, id_.partition(".")[0], "all")
-        }
-        if not named:
-            _refuse(name, (*ARTEFACTS, *keys(), "all"))
-        by_id |= named
-    return list(by_id.values())
-
-
-def _refuse(name: str, allowed: Iterable[str]) -> NoReturn:
-    close = difflib.get_close_matches(name, list(allowed), 1)
-    hint = f"did you mean {close[0]}?" if close else "normlab papers lists all of them"
-    raise UserError(f"there is no artefact {name!r}; {hint}")
+def refuse(kind: str, name: str, allowed: Iterable[str]) -> NoReturn:
+    """Raise UserError: there is nothing of that kind and name, but perhaps a few with names like it."""
+    # of names that differ in the case of letters alone, one is near enough
+    by_lower_case = {one.lower(): one for one in allowed}
+    close = [by_lower_case[lower] for lower in difflib.get_close_matches(name.lower(), by_lower_case, 3)]
+    hint = f"; the nearest: {', '.join(close)}" if close else ""
+    raise UserError(f"there is no {kind} {name!r}{hint}; normlab papers all lists all of them")

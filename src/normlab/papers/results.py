@@ -73,7 +73,10 @@ def read_reproduction(path: Path) -> Reproduction:
     try:
         stored: Reproduction = from_plain(Reproduction, read_json(path))
     except UserError as error:
-        raise UserError(f"{path} holds no reproduction: {error}; delete it, then: {_again(path)}") from error
+        # no advice to delete it: measuring again replaces it, and what is no JSON is told so already
+        raise UserError(
+            f"{path} holds no reproduction: {error}; to measure it again: {_again(path)}"
+        ) from error
     name = result_name(stored.id, stored.scale)
     if name != path.stem:
         raise UserError(
