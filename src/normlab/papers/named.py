@@ -52,10 +52,10 @@ def artefacts_of(things: Iterable[Named]) -> list[Artefact]:
     for thing in things:
         match thing:
             case Artefact():
-                found = [thing]
+                artefacts = [thing]
             case Finding():
-                found = [papers.find_artefact(id_) for id_ in thing.artefacts]
+                artefacts = [papers.find_artefact(id_) for id_ in thing.artefacts]
             case _:
-                found = of_paper(thing)
-        by_id |= {artefact.id: artefact for artefact in found}
+                artefacts = of_paper(thing)
+        by_id |= {artefact.id: artefact for artefact in artefacts}
     return list(by_id.values())
