@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from checkout import HOME, commit
-from normlab.base.locks import RunBusyError, reserved
 from normlab.cli.presets import CONFIGS
 from normlab.errors import UserError
 from normlab.lab.config import Config
@@ -40,38 +40,42 @@ def regimes(results: Path = RESULTS) -> list[str]:
     return sorted(path.parent.name for path in results.glob(f"*/{REGIME_FILE}"))
 
 
-def run(name: str, runs: Path, results: Path = RESULTS, seeds: int | None = None) -> None:
+def run(
+    name: str,
+    runs: Path,
+    results: Path = RESULTS,
+    seeds: int | None = None,
+    made_by: Mapping[str, str] | None = None,
+) -> None:
     """Train what is missing of a regime, of its first seeds if a number is given.
 
-    Raises UserError for a regime that waits for its pilot.
+    ``made_by`` says what code trains. Raises UserError for a regime that waits for its pilot.
     """
     regime, file = read_regime(name, results), results / name / RUNS_FILE
     wanted = regime.seeds[:seeds]
-    _train(regime, [run for run in regime.missing(file) if run[1] in wanted], runs, file)
+    _train(regime, [run for run in regime.missing(file) if run[1] in wanted], runs, file, made_by)
 
 
-def run_pilots(name: str, runs: Path, results: Path = RESULTS) -> None:
+def run_pilots(
+    name: str, runs: Path, results: Path = RESULTS, made_by: Mapping[str, str] | None = None
+) -> None:
     """Train what is missing of the pilots of a regime."""
     regime, file = read_regime(name, results), results / name / PILOTS_FILE
     there = kept(file)
-    _train(regime, [run for run in regime.pilot_configs() if key(run[-1]) not in there], runs, file)
+    missing = [run for run in regime.pilot_configs() if key(run[-1]) not in there]
+    _train(regime, missing, runs, file, made_by)
 
 
-def _train(regime: Experiment, missing: Iterable[tuple[str, int, Config]], runs: Path, file: Path) -> None:
-    # the commit of the code that runs, which the checkout may leave before the last run ends
-    made_by = {"commit": commit()}
-    for cell, seed, config in missing:
-        config_key = key(config)
-        try:
-            # whoever has the lock trains this run and writes its line before the lock ends
-            with reserved(runs / "taken" / config_key):
-                if config_key in kept(file):  # another process has trained it since these were listed
-                    continue
-                for row in train_missing([(cell, seed, config)], runs, file, regime.measure, made_by):
-                    scores = row["dev"][-1:], row["test"], row["seconds"]
-                    print(regime.name, cell, seed, row["outcome"], *scores, flush=True)
-        except RunBusyError as busy:
-            print(regime.name, cell, seed, f"left out: {busy}", flush=True)
+def _train(
+    regime: Experiment,
+    missing: Iterable[tuple[str, int, Config]],
+    runs: Path,
+    file: Path,
+    made_by: Mapping[str, str] | None,
+) -> None:
+    for row in train_missing(missing, runs, file, regime.measure, made_by, log=partial(print, flush=True)):
+        scores = row["dev"][-1:], row["test"], row["seconds"]
+        print(regime.name, row["cell"], row["seed"], row["outcome"], *scores, flush=True)
 
 
 def require_committed(name: str) -> None:
@@ -85,17 +89,20 @@ def require_committed(name: str) -> None:
 def main() -> None:
     """Run the named regimes, or list all."""
     parser = argparse.ArgumentParser(description="Trainings that count for findings.")
+    # argparse holds the default to the choices, too: that no name is given has to be one of them
     parser.add_argument("regime", nargs="*", choices=[[], *regimes()], default=[])
     parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), help="folder of run folders")
     parser.add_argument("--seeds", type=int, metavar="N", help="train the first N seeds alone")
     parser.add_argument("--pilot", action="store_true", help="train the pilots of the named regimes")
     asked = parser.parse_args()
+    # the code is loaded by now, and the checkout may leave this commit before the last run ends
+    made_by = {"commit": commit()}
     for name in asked.regime:
         require_committed(name)
         if asked.pilot:
-            run_pilots(name, asked.runs)
+            run_pilots(name, asked.runs, made_by=made_by)
         else:
-            run(name, asked.runs, seeds=asked.seeds)
+            run(name, asked.runs, seeds=asked.seeds, made_by=made_by)
     if not asked.regime:
         for name in regimes():
             regime = read_regime(name)

@@ -258,9 +258,12 @@ def test_an_estimate_grows_with_the_rows_and_counts_when_all_are_there(results):
     assert faults(results(*rows(-5.0))) != []
 
 
-def test_a_run_that_is_there_twice_counts_once(results):
-    once = results(*rows(5.0)).evidence[0].estimate
-    assert results(*rows(5.0), *rows(5.0)).evidence[0].estimate == once
+def test_a_run_that_diverged_counts_with_what_it_has(results):
+    diverged = {**row("b", 1, 21.0), "outcome": "diverged", "dev": [[100, "nan", 2.0], [200, "inf", 0.0]]}
+    diverged["test"]["nll"] = "nan"
+    (piece,) = results(diverged, *rows(5.0)[:4], *rows(5.0)[5:]).evidence
+    assert piece.estimate.runs == 4
+    assert piece.reading == "agrees"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from normlab.errors import UserError
 from normlab.papers.regimes import RESULTS, read_book, read_source
 from reviewed_findings import BOOK
+
+PLAN = """
+findings = ["Z1"]
+seeds = [1, 2]
+[cells.a]
+recipe = "pre"
+[cells.b]
+recipe = "post"
+"""
+ROW = {
+    "cell": "a",
+    "seed": 1,
+    "run": "first",
+    "outcome": "trained",
+    "test": {"bleu": 9.0},
+    "dev": [],
+    "train": [],
+}
+
+
+def write_regime(root, *rows, plan=PLAN):
+    """Write a regime of two cells and two seeds, with the rows of its runs, into a folder of results."""
+    (root / "pair").mkdir(parents=True)
+    (root / "pair/regime.toml").write_text(plan)
+    (root / "pair/runs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
 
 
 def test_an_artefact_s_tables_become_runs_with_curves_and_gradients():
@@ -94,14 +121,102 @@ def test_several_sources_share_cells_under_new_names():
     assert regime.missing(["Pre, 3e-3"]) == 6 - len(regime.cell("Pre, 3e-3"))
 
 
-def test_runs_of_one_s_own_join_those_that_are_kept(tmp_path):
-    (tmp_path / "quarter-norms").mkdir()
-    line = (RESULTS / "quarter-norms/runs.jsonl").read_text(encoding="utf-8").splitlines()[0]
-    own = {**json.loads(line), "run": "own", "seed": 20}
-    (tmp_path / "quarter-norms/runs.jsonl").write_text(f"{line}\n{json.dumps(own)}\n")
-    kept = read_source("quarter-norms")
-    joined = read_source("quarter-norms", (tmp_path, RESULTS))
-    assert {run.id for run in joined.runs} == {run.id for run in kept.runs} | {"own"}
+def test_runs_of_one_s_own_complete_those_that_are_kept(tmp_path):
+    own = write_regime(tmp_path / "own", {**ROW, "run": "again"}, {**ROW, "run": "own", "seed": 2})
+    kept = write_regime(tmp_path / "kept", ROW)
+    source = read_source("pair", (own, kept))
+    assert {(run.cell, run.seed): run.id for run in source.runs} == {("a", 1): "first", ("a", 2): "own"}
+
+
+@pytest.mark.parametrize(
+    "row", [{**ROW, "cell": "c"}, {**ROW, "seed": 3}, {**ROW, "run": "second"}], ids=["cell", "seed", "twice"]
+)
+def test_a_run_that_has_no_place_of_its_own_in_the_plan_is_refused_with_its_line(tmp_path, row):
+    with pytest.raises(UserError, match=r"runs\.jsonl, line 2\b"):
+        read_source("pair", (write_regime(tmp_path, ROW, row),))
+
+
+def test_a_run_that_diverged_has_numbers_wherever_its_line_has_words_for_them(tmp_path):
+    diverged = {
+        **ROW,
+        "outcome": "diverged",
+        "test": {"bleu": 0, "nll": "nan"},
+        "dev": [[100, "nan", 0], [200, "inf", None]],
+        "train": [[100, "nan", "inf"]],
+        "measured": [{"step": 200, "gradients": {"encoder": {"ffn": ["-inf", 1.0]}}}],
+    }
+    (run,) = read_source("pair", (write_regime(tmp_path, diverged),)).runs
+    assert run.scores["bleu"] == 0
+    assert math.isnan(run.scores["nll"])
+    assert [step for step, nll in run.dev["nll"] if not math.isfinite(nll)] == [100, 200]
+    assert run.dev["bleu"] == [(100, 0)]
+    assert run.gradients == [(100, math.inf)]
+    assert run.measured[0]["gradients"]["encoder"]["ffn"] == [-math.inf, 1.0]
+
+
+def test_a_table_has_numbers_wherever_its_lines_have_words_for_them(tmp_path):
+    (tmp_path / "norms.jsonl").write_text(
+        '{"family": "encoder", "change": "inf", "by_layer": [1.0, "nan"]}\n'
+    )
+    (row,) = read_source("norms.jsonl", (tmp_path,)).tables["norms"]
+    assert row["change"] == math.inf
+    assert math.isnan(row["by_layer"][1])
+
+
+KEPT_RESULT = json.loads((RESULTS / "papers/xiong2020.fig3cd.json").read_text(encoding="utf-8"))
+OWN_RESULT = {**KEPT_RESULT, "measures": {"own": {"value": 1.0, "low": 0.5, "high": 1.5, "runs": 5}}}
+
+
+@pytest.mark.parametrize(
+    ("own", "is_read"),
+    [
+        (json.dumps(OWN_RESULT), True),
+        (json.dumps({**OWN_RESULT, "stand_in": "builtin"}), False),
+        ("{", False),
+    ],
+    ids=["whole", "another text", "damaged"],
+)
+def test_of_an_artefact_s_results_the_first_whole_one_is_read(tmp_path, own, is_read):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers/xiong2020.fig3cd.json").write_text(own)
+    source = read_source("papers/xiong2020.fig3cd", (tmp_path, RESULTS))
+    assert set(source.measures) == ({"own"} if is_read else set(KEPT_RESULT["measures"]))
+
+
+def test_a_damaged_result_is_refused_if_there_is_no_other(tmp_path):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers/xiong2020.fig3cd.json").write_text("{")
+    with pytest.raises(UserError, match=r"xiong2020\.fig3cd\.json"):
+        read_source("papers/xiong2020.fig3cd", (tmp_path,))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("findings", "finding"), ("[1, 2]", "1"), ("[1, 2]", '[1, "2"]'), ("[cells.a]", "[cell.a]")],
+)
+def test_a_plan_with_a_mistake_is_refused(tmp_path, old, new):
+    with pytest.raises(UserError, match=r"regime\.toml"):
+        read_source("pair", (write_regime(tmp_path, plan=PLAN.replace(old, new)),))
+
+
+def test_a_regime_renames_only_cells_that_it_has(tmp_path):
+    declared = """
+        [settings.small]
+        short = "small"
+        says = "Two cells."
+        scale = "It is small."
+        [regimes.pair]
+        on = "small"
+        sources = ["pair"]
+        says = "One cell beside the other."
+        rename = { a = "Pre" }
+    """
+    write_regime(tmp_path, ROW)
+    (tmp_path / "regimes.toml").write_text(declared)
+    assert read_book(tmp_path / "regimes.toml", roots=(tmp_path,)).regime("pair").cells == ["Pre", "b"]
+    (tmp_path / "regimes.toml").write_text(declared.replace("a = ", "aa = "))
+    with pytest.raises(UserError, match="'aa'"):
+        read_book(tmp_path / "regimes.toml", roots=(tmp_path,)).regime("pair")
 
 
 @pytest.mark.parametrize("name", BOOK.regimes)

@@ -17,10 +17,10 @@ from normlab.errors import UserError
 from normlab.lab.config import Config
 from normlab.lab.runs import RunFolder
 from normlab.papers import ARTEFACTS
-from normlab.papers.experiments import PILOT_SEED, kept, key, train_curve
+from normlab.papers.experiments import PILOT_SEED, append_line, kept, key, train_curve
 from normlab.papers.regimes import RUNS_FILE
 from normlab.papers.trainings import LAPTOP
-from planned import TOY
+from planned import TOY, TrainedNothing
 
 regime_of = cache(read_regime)
 PILOTS = experiments.RESULTS / "pilots"
@@ -33,21 +33,21 @@ def text_of(config: Config) -> tuple[str, str]:
 
 
 @cache
-def configs_of(name: str) -> tuple[Config, ...]:
+def configs_of(name: str) -> tuple[tuple[str, int, Config], ...]:
     """The configurations of a regime, which take longer to resolve than what is asserted of them."""
-    return tuple(config for *_, config in regime_of(name).configs())
+    return tuple(regime_of(name).configs())
 
 
 @cache
 def keys_of(name: str) -> tuple[str, ...]:
     """The keys of a regime's configurations."""
-    return tuple(map(key, configs_of(name)))
+    return tuple(key(config) for *_, config in configs_of(name))
 
 
 @cache
 def texts_of(name: str) -> set[tuple[str, str]]:
     """The training texts of a regime."""
-    return set(map(text_of, configs_of(name)))
+    return {text_of(config) for *_, config in configs_of(name)}
 
 
 @cache
@@ -105,7 +105,10 @@ def test_no_configuration_belongs_to_two_regimes():
 
 @pytest.mark.parametrize("name", regimes())
 def test_every_kept_run_is_a_listed_configuration(name):
-    assert kept(experiments.RESULTS / name / RUNS_FILE).keys() <= set(keys_of(name))
+    """Its key is that of today's configuration of its cell and seed: it answers what would be trained now."""
+    planned = {(cell, seed, key(config)) for cell, seed, config in configs_of(name)}
+    rows = kept(experiments.RESULTS / name / RUNS_FILE)
+    assert {(row["cell"], row["seed"], run_key) for run_key, row in rows.items()} <= planned
 
 
 @pytest.mark.slow
@@ -131,21 +134,6 @@ def test_a_toy_regime_is_trained_once(tmp_path, monkeypatch):
     assert len((tmp_path / "results/toy" / RUNS_FILE).read_text(encoding="utf-8").splitlines()) == 2
 
 
-class TrainedNothing:
-    """In place of ``train_missing``: notes the cells that it is asked for, and lets ``meanwhile`` happen."""
-
-    def __init__(self, monkeypatch, meanwhile=lambda: None):
-        self.cells = []
-        self.meanwhile = meanwhile
-        monkeypatch.setattr(experiments, "train_missing", self)
-
-    def __call__(self, missing, *_):
-        for cell, seed, _ in missing:
-            self.cells.append(cell)
-            self.meanwhile()
-            yield {"cell": cell, "seed": seed, "outcome": "trained", "dev": [], "test": {}, "seconds": 1}
-
-
 def toy_in(results):
     """Write the toy regime into a folder of results; return its file of runs and the keys of its two runs."""
     (results / "toy").mkdir(parents=True)
@@ -158,17 +146,28 @@ def test_a_run_that_another_process_trains_is_left_out_and_named(tmp_path, monke
     _, (post, _) = toy_in(tmp_path)
     with reserved(tmp_path / "runs/taken" / post):
         run("toy", tmp_path / "runs", tmp_path)
-    assert trained.cells == ["pre"]
+    assert trained.recipes == ["pre"]
     assert "toy post 5 left out" in capsys.readouterr().out
     run("toy", tmp_path / "runs", tmp_path)
-    assert trained.cells == ["pre", "post", "pre"]
+    assert trained.recipes == ["pre", "post"]
 
 
 def test_a_run_that_another_process_has_trained_meanwhile_is_left_out(tmp_path, monkeypatch):
     file, (_, pre) = toy_in(tmp_path)
-    trained = TrainedNothing(monkeypatch, lambda: file.write_text(json.dumps({"key": pre}), encoding="utf-8"))
+    trained = TrainedNothing(monkeypatch, lambda: append_line(file, {"key": pre}))
     run("toy", tmp_path / "runs", tmp_path)
-    assert trained.cells == ["post"]
+    assert trained.recipes == ["post"]
+
+
+def test_the_commit_is_that_of_the_code_that_was_loaded(monkeypatch):
+    commits = iter(["loaded", "later"])
+    made_by = []
+    monkeypatch.setattr(experiments, "commit", lambda: next(commits))
+    monkeypatch.setattr(experiments, "require_committed", lambda _: None)
+    monkeypatch.setattr(experiments, "run", lambda *_, **options: made_by.append(options["made_by"]))
+    monkeypatch.setattr("sys.argv", ["experiments.py", *regimes()[:2]])
+    experiments.main()
+    assert made_by == [{"commit": "loaded"}] * 2
 
 
 def test_a_curve_of_a_long_training_has_at_most_a_hundred_points(tmp_path):
@@ -192,6 +191,10 @@ def test_a_curve_of_a_long_training_has_at_most_a_hundred_points(tmp_path):
         ('question = "', 'answer = "" \nquestion = "'),
         ('"train.precision" = "fp32"', '"train.precision" = "auto"'),
         ('"model.dim"', '"model.width"'),
+        ('pilot = "none"', ""),
+        ("seeds = [5]", "seeds = 5"),
+        ('measure = ["dependency"]', 'measure = ["dependencies"]'),
+        ('"model.dim"', 'task = "bert"\n"model.dim"'),
     ],
 )
 def test_a_regime_that_cannot_count_is_refused(tmp_path: Path, before: str, after: str):

@@ -7,32 +7,37 @@ cells that it trains, the seeds, and what has to be fixed beforehand. Each finis
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from normlab.base.files import read_toml, row_line
+from normlab.base.files import regular, row_line, sync
+from normlab.base.locks import RunBusyError, reserved
 from normlab.base.rows import read_lines
 from normlab.errors import UserError, nearest
 from normlab.lab.config import Config, MachineConfig, SeedConfig, numbers
 from normlab.lab.recipes.grammar import resolve
 from normlab.lab.runs.folder import Row, RunFolder, read_scores
+from normlab.lab.tasks.task import Task
+from normlab.lab.tasks.translation import Translation
 from normlab.lab.training.devices import hardware
 from normlab.lab.training.train import train
 from normlab.nn.norm import Norm, ScaleNorm
 from normlab.papers.bases import BERT_SHORT, MULTI30K_WIDTH_64
-from normlab.papers.end_measures import measure_run
+from normlab.papers.end_measures import MEASURES, UPDATES, measure_run
 from normlab.papers.finding import Finding
 from normlab.papers.nguyen2019.bases import GL_EN_SMALL, PAST_BEST
-from normlab.papers.regimes import REGIME_FILE, Book
+from normlab.papers.regimes import REGIME_FILE, Book, Plan, read_plan
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
 from normlab.papers.trainings import changed
 
@@ -50,50 +55,27 @@ BASES: Final[Mapping[str, Callable[[], Config]]] = {
 """Configurations that a regime may start from, by name, besides the presets of ``normlab train``."""
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """What ``regime.toml`` says."""
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Plan):
+    """A plan whose runs are trained here."""
 
     name: str
-    question: str
-    findings: tuple[str, ...]
-    """The findings that it serves, by the numbers of the findings' table, such as N3."""
-    artefacts: tuple[str, ...] = field(default=(), kw_only=True)
-    """Figures and tables that it serves besides, by their ids."""
-    base: str
-    """A name of ``BASES``, or of a preset."""
-    changes: Mapping[str, Any]
-    """What all cells change of the base, under names like ``optim.lr``."""
-    cells: Mapping[str, Mapping[str, Any]]
-    """What each cell changes besides, its recipe included."""
-    seeds: tuple[int, ...]
-    used_before: tuple[int, ...]
-    """Seeds of earlier runs of the same text, whose results were known when the regime was written."""
-    status: str
-    """``ready``; or ``pilot first``, and then no run counts yet."""
-    pilot: str
-    """What pilots showed, or have to show."""
-    fixed: str
-    """What is fixed before the runs, besides the fields here."""
-    pilots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Cells that a pilot trains, as in ``cells``."""
-    margins: Mapping[str, float] = field(default_factory=dict)
-    """Metric to the margin within which two cells count as equal."""
-    paired_with: str = ""
-    """Another regime whose seeds it shares on purpose."""
-    measure: tuple[str, ...] = ()
-    """What is measured on the weights of a finished run, by the names of ``papers.end_measures``."""
-    measure_at: tuple[int, ...] = ()
-    """Steps whose weights are measured, besides the best ones on dev."""
     presets: Mapping[str, Callable[[], Config]] = field(default_factory=dict, repr=False)
     """More configurations that it may start from."""
 
     def __post_init__(self) -> None:
+        needed = ("question", "base", "status", "pilot", "fixed")
+        if lacking := ", ".join(entry for entry in needed if not getattr(self, entry)):
+            raise UserError(f"{self.name} cannot be trained: its {REGIME_FILE} lacks {lacking}; add that")
         if self.status not in (READY, PILOT_FIRST):
             raise UserError(f"{self.name}: status is {READY!r} or {PILOT_FIRST!r}, not {self.status!r}")
         bases = {**self.presets, **BASES}
         if self.base not in bases:
             raise UserError(f"{self.name}: there is no base {self.base!r}{nearest(self.base, bases)}")
+        for measure in self.measure:
+            if measure not in (*MEASURES, UPDATES):
+                known = nearest(measure, (*MEASURES, UPDATES))
+                raise UserError(f"{self.name}: there is no measure {measure!r}{known}")
 
     def configs(self) -> Iterator[tuple[str, int, Config]]:
         """Each cell and seed with its resolved configuration: all cells of a seed before the next seed.
@@ -122,21 +104,18 @@ class Experiment:
         # "auto" is another precision on another machine
         if config.train.precision == "auto":
             raise UserError(f"{self.name} has to say its train.precision, fp32 or bf16")
+        if self.measure and not issubclass(Task.registry[config.task], Translation):
+            raise UserError(
+                f"{self.name} has the task {config.task}, but only translation is measured; leave measure out"
+            )
         steps = ",".join(map(str, self.measure_at))
         machine = MachineConfig("cpu", threads=1, probes="", keep_checkpoints=steps)
         return resolve(config.recipe, replace(config, seeds=SeedConfig.of(seed), machine=machine))
 
 
 def read_experiment(file: Path, presets: Mapping[str, Callable[[], Config]]) -> Experiment:
-    """Read a ``regime.toml``. Raises UserError for an entry that a regime does not have."""
-    name, content = file.parent.name, read_toml(file)
-    known = {f.name for f in fields(Experiment)} - {"name", "presets"}
-    if unknown := sorted(content.keys() - known):
-        raise UserError(f"{name}: a regime has no {', '.join(unknown)}")
-    for entry, value in content.items():
-        if isinstance(value, list):
-            content[entry] = tuple(value)
-    return Experiment(name=name, presets=presets, **content)
+    """Read a ``regime.toml`` whose runs are trained here. Raises UserError for what cannot be trained."""
+    return Experiment(name=file.parent.name, presets=presets, **vars(read_plan(file)))
 
 
 def planned_for(
@@ -173,24 +152,59 @@ def train_missing(
     file: Path,
     measure: tuple[str, ...] = (),
     made_by: Mapping[str, str] | None = None,
+    log: Callable[[str], None] = print,
 ) -> Iterator[Row]:
     """Train configurations one after the other; append a line to the file for each, and yield it.
 
     An interrupted run goes on from its last checkpoint. The weights of a run stay below ``runs`` until its
-    line is written. ``made_by`` says what code trains.
+    line is written. ``made_by`` says what code trains. Several processes may train the same configurations,
+    if they have the same ``runs``: each leaves out what another trains, which ``log`` gets in words, and what
+    another has trained meanwhile.
     """
     for cell, seed, config in missing:
-        started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-        folder = train(config, runs)
-        row = {**experiment_line(cell, seed, config, folder), **(made_by or {}), "started": started}
-        if measure:
-            row["measured"] = measure_run(folder, measure)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(row_line(row))
-        for weights in (folder.last, folder.previous, folder.best, folder.steps):
-            shutil.rmtree(weights, ignore_errors=True)
+        run = key(config)
+        try:
+            # whoever has the lock trains this run and writes its line before the lock ends
+            with reserved(runs / "taken" / run):
+                if run in kept(file):  # another process has trained it since these were listed
+                    continue
+                started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+                folder = train(config, runs)
+                row = {**experiment_line(cell, seed, config, folder), **(made_by or {}), "started": started}
+                if measure:
+                    row["measured"] = measure_run(folder, measure)
+                append_line(file, row)
+                for weights in (folder.last, folder.previous, folder.best, folder.steps):
+                    shutil.rmtree(weights, ignore_errors=True)
+        except RunBusyError as busy:
+            log(f"{file.parent.name} {cell} {seed} left out: {busy}")
+            continue
         yield row
+
+
+def append_line(file: Path, row: Row) -> None:
+    """Append a run's line to a file of runs, and wait until it is on the disk.
+
+    Several processes append to one file, each for another run: a lock of the file keeps their lines apart. It
+    also keeps away from a line that is being written, so an unfinished last line is one that a killed process
+    left. Readers leave that out, but with another line behind it the file would be damaged: it is cut off.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "a+b", opener=regular) as lines:
+        fcntl.flock(lines, fcntl.LOCK_EX)
+        lines.seek(0)
+        content = lines.read()
+        last = content.rpartition(b"\n")[2]
+        try:
+            json.loads(last)
+        except ValueError:  # unfinished, or empty behind a newline
+            lines.truncate(len(content) - len(last))
+        else:  # whole but for its newline, as some editors leave it
+            lines.write(b"\n")
+        lines.write(row_line(row).encode())
+        lines.flush()
+        os.fsync(lines.fileno())
+    sync(file.parent)  # the file may be new
 
 
 def experiment_line(cell: str, seed: int, config: Config, folder: RunFolder) -> Row:

@@ -2,7 +2,8 @@
 
 ``findings/regimes.toml`` names them. A regime's sources are read by ``read_source``:
 
-- ``papers/ARTEFACT``: what an artefact's study measured, with the table of its runs
+- ``papers/ARTEFACT``: what an artefact's study measured, with the table of its runs; of several results the
+  one that ``results.standing`` takes
 - a folder with ``regime.toml``: the runs that its ``runs.jsonl`` has so far
 - a folder with ``comparison.json``: the runs of each recipe at the rate that was chosen for it, with the dev
   scores that ``dev.jsonl`` beside it has of them
@@ -15,15 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from normlab.base.files import read_json, read_toml
 from normlab.base.io import NOT_FINITE, Count, from_plain
 from normlab.base.rows import read_lines
 from normlab.errors import UserError, nearest
+from normlab.papers import ARTEFACTS
+from normlab.papers.artefact import Artefact
 from normlab.papers.estimate import Estimate
-from normlab.papers.results import RESULTS, read_reproduction
+from normlab.papers.results import RESULTS, best_of
 
+T = TypeVar("T")
 Curve: TypeAlias = Sequence[tuple[int, float]]
 """Steps and values, first step first."""
 Row: TypeAlias = Mapping[str, Any]
@@ -73,6 +77,52 @@ class ChosenRate:
         return self.value in (min(self.tried), max(self.tried))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a ``regime.toml`` says: a regime as it is fixed before its first run.
+
+    A regime whose runs are made elsewhere needs no more than cells, seeds and findings; see
+    ``experiments.Experiment`` for what a training needs.
+    """
+
+    cells: Mapping[str, Mapping[str, Any]]
+    """What each cell changes of the base, besides ``changes``, its recipe included."""
+    seeds: tuple[int, ...]
+    findings: tuple[str, ...]
+    """The findings that it serves, by the numbers of the findings' table, such as N3."""
+    margins: Mapping[str, float] = field(default_factory=dict)
+    """Metric to the margin within which two cells count as equal."""
+    question: str = ""
+    artefacts: tuple[str, ...] = ()
+    """Figures and tables that it serves besides, by their ids."""
+    base: str = ""
+    """A name of ``experiments.BASES``, or of a preset."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """What all cells change of the base, under names like ``optim.lr``."""
+    used_before: tuple[int, ...] = ()
+    """Seeds of earlier runs of the same text, whose results were known when the regime was written."""
+    status: str = ""
+    """``ready``; or ``pilot first``, and then no run counts yet."""
+    pilot: str = ""
+    """What pilots showed, or have to show."""
+    fixed: str = ""
+    """What is fixed before the runs, besides the fields here."""
+    pilots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Cells that a pilot trains, as in ``cells``."""
+    paired_with: str = ""
+    """Another regime whose seeds it shares on purpose."""
+    measure: tuple[str, ...] = ()
+    """What is measured on the weights of a finished run, by the names of ``papers.end_measures``."""
+    measure_at: tuple[int, ...] = ()
+    """Steps whose weights are measured, besides the best ones on dev."""
+
+
+def read_plan(file: Path) -> Plan:
+    """Read a ``regime.toml``. Raises UserError for an entry that it cannot have, or that it lacks."""
+    plan: Plan = from_plain(Plan, read_toml(file), str(file))
+    return plan
+
+
 @dataclass(frozen=True)
 class Source:
     """What one place below ``results`` holds."""
@@ -89,6 +139,11 @@ class Source:
     """By metric, the difference within which two cells count as equal; fixed before the first run."""
     rates: Mapping[str, ChosenRate] = field(default_factory=dict)
     """By cell; empty where no rate was chosen by a sweep."""
+
+    @property
+    def cells(self) -> set[str]:
+        """The names of its cells, including those without a run yet."""
+        return {cell for cell, _ in self.planned} | {run.cell for run in self.runs}
 
 
 @dataclass(frozen=True)
@@ -181,6 +236,10 @@ class Book:
         declared = self.regimes[name]
         sources = [read_source(source, self.roots) for source in declared.sources]
         new = declared.rename
+        cells = {cell for source in sources for cell in source.cells}
+        for cell in new:
+            if cell not in cells:
+                raise UserError(f"{name} renames {cell!r}, which is no cell of it{nearest(cell, cells)}")
         runs = [replace(run, cell=new.get(run.cell, run.cell)) for source in sources for run in source.runs]
         planned = {(new.get(cell, cell), seed) for source in sources for cell, seed in source.planned}
         return Regime(
@@ -224,16 +283,16 @@ def read_book(*files: Path, roots: tuple[Path, ...] = (RESULTS,)) -> Book:
 
 
 def read_source(name: str, roots: Sequence[Path] = (RESULTS,)) -> Source:
-    """Read a place below the first of the folders that has it; of a regime that was fixed before its runs,
-    the runs below all of them. Raises UserError if nothing is there.
+    """Read a place below the first of the folders that has it; of an artefact the best of its results, and of
+    a regime that was fixed before its runs the runs below all folders. Raises UserError if nothing is there.
     """
-    for root in roots:
-        place = root / name
-        artefact = place.with_name(f"{place.name}.json")
-        if artefact.is_file():
-            return _artefact(artefact)
+    places = [root / name for root in roots]
+    results = [place.with_name(f"{place.name}.json") for place in places]
+    if any(result.is_file() for result in results):
+        return _artefact(results)
+    for place in places:
         if (place / REGIME_FILE).is_file():
-            return _experiment(place / REGIME_FILE, [folder / name / RUNS_FILE for folder in roots])
+            return _experiment(place / REGIME_FILE, [folder / RUNS_FILE for folder in places])
         if (place / COMPARISON_FILE).is_file():
             return _comparison(place / COMPARISON_FILE)
         if place.suffix == ".jsonl" and place.is_file():
@@ -291,16 +350,6 @@ class _Gradient(_Point):
 
 
 @dataclass(frozen=True)
-class _Fixed:
-    """What a regime fixes before its first run."""
-
-    cells: dict[str, dict[str, Any]]
-    seeds: tuple[int, ...]
-    findings: tuple[str, ...]
-    margins: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class _Recipe:
     """A recipe of a comparison: its runs, by seed."""
 
@@ -327,31 +376,46 @@ class _Compared:
             raise UserError(f"a recipe has more runs than the {len(self.seeds)} seeds")
 
 
-def _lines(file: Path, kind: type[Any]) -> list[Row]:
-    """The lines of a file of JSON, if it is there. Raises UserError with the number of an unfit line."""
+def _lines(file: Path, kind: type[T]) -> list[tuple[str, T]]:
+    """The lines of a file of JSON, if it is there, each with its place, such as ``runs.jsonl, line 3``.
+
+    A line may have more than the fields of its kind. Raises UserError with the place of one that lacks some.
+    """
     lines = read_lines(file) if file.is_file() else []
-    return [_required(kind, row, f"{file}, line {number}") for number, row in lines]
+    places = [(f"{file}, line {number}", row) for number, row in lines]
+    return [(where, from_plain(kind, row, where, more=True)) for where, row in places]
 
 
-def _required(kind: type[Any], row: Row, where: str) -> Row:
-    """Return a row that has the fields of a kind, and perhaps more, with numbers for words such as "nan"."""
-    from_plain(kind, row, where, more=True)
-    return {key: float(value) if value in NOT_FINITE else value for key, value in row.items()}
+def _with_numbers(content: Any) -> Any:
+    """Plain data of no declared kind, with numbers for the words "nan", "inf" and "-inf" that JSON has."""
+    if isinstance(content, dict):
+        return {key: _with_numbers(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_with_numbers(value) for value in content]
+    return float(content) if content in NOT_FINITE else content
 
 
 _TABLES_OF_RUNS: Final = {"runs": _Line, "curves": _Point, "gradients": _Gradient}
 """The tables of an artefact that is trained, with the fields that their rows need."""
 
 
-def _artefact(file: Path) -> Source:
-    """Read the result of an artefact: its measures, its tables and, if it was trained, its runs."""
-    reproduction = read_reproduction(file)
-    tables = reproduction.tables
+def _artefact(files: Sequence[Path]) -> Source:
+    """Read the best of an artefact's results: its measures, its tables and, if it was trained, its runs.
+
+    Raises UserError if all are damaged.
+    """
+    id_ = files[0].stem
+    # a result whose artefact no module declares is judged by itself
+    artefact = ARTEFACTS.get(id_, Artefact(id_, "", "", {}))
+    best = best_of(artefact, files)
+    if best.found is None:
+        raise UserError(best.trouble)
+    tables = best.found.tables
     if "runs" not in tables:
-        return Source((), reproduction.measures, tables)
+        return Source((), best.measures, tables)
     for name, kind in _TABLES_OF_RUNS.items():
         # all rows at once: one by one they take most of the time of `normlab papers`
-        from_plain(list[kind], list(tables.get(name, ())), f"{file}, {name}", more=True)
+        from_plain(list[kind], list(tables.get(name, ())), f"{best.path}, {name}", more=True)
     curves = {name: _curves(tables.get(name, ())) for name in ("curves", "gradients")}
     runs = []
     for row in tables["runs"]:
@@ -360,7 +424,7 @@ def _artefact(file: Path) -> Source:
         dev = curves["curves"].get(place, {})
         norms = curves["gradients"].get(place, {}).get("grad_norm_l2", ())
         runs.append(Run(*place, row["run"], row["outcome"], scores, dev, norms))
-    return Source(runs, reproduction.measures, tables)
+    return Source(runs, best.measures, tables)
 
 
 def _curves(rows: Iterable[Row]) -> dict[tuple[str, int], dict[str, Curve]]:
@@ -375,25 +439,52 @@ def _curves(rows: Iterable[Row]) -> dict[tuple[str, int], dict[str, Curve]]:
 
 
 def _experiment(file: Path, run_files: Iterable[Path]) -> Source:
-    """Read a regime that was fixed before its runs, with the runs that are there, each once."""
-    declared: _Fixed = from_plain(_Fixed, read_toml(file), str(file), more=True)
-    planned = frozenset((cell, seed) for cell in declared.cells for seed in declared.seeds)
-    rows = {row["run"]: row for runs in run_files for row in _lines(runs, _TrainedLine)}
-    runs = [_trained(row) for row in rows.values()]
-    return Source(runs, {}, {}, planned, declared.findings, declared.margins)
+    """Read a regime that was fixed before its runs, with the run of each cell and seed that is there.
+
+    The files complete each other. Where several have a run of one cell and seed, the last file counts, which
+    is the one that comes with normlab: so a finding rests on the same runs wherever it is read, and nobody
+    chooses between two runs by how they came out.
+    """
+    plan = read_plan(file)
+    planned = frozenset((cell, seed) for cell in plan.cells for seed in plan.seeds)
+    runs: dict[tuple[str, int], Run] = {}
+    for run_file in run_files:
+        runs |= _planned_runs(run_file, planned)
+    return Source(list(runs.values()), {}, {}, planned, plan.findings, plan.margins)
 
 
-def _trained(row: Row) -> Run:
-    """Read a line of ``runs.jsonl``."""
+def _planned_runs(file: Path, planned: frozenset[tuple[str, int]]) -> dict[tuple[str, int], Run]:
+    """Read the lines of ``runs.jsonl``, by cell and seed.
+
+    Raises UserError for a run that was not planned, and for a second one of the same cell and seed.
+    """
+    runs: dict[tuple[str, int], Run] = {}
+    for where, line in _lines(file, _TrainedLine):
+        place = line.cell, line.seed
+        if place not in planned:
+            raise UserError(
+                f"{where} is a run of the cell {line.cell!r} with seed {line.seed}, which {REGIME_FILE} does "
+                "not plan; delete that line, or plan it there"
+            )
+        if place in runs:
+            raise UserError(
+                f"{where} is a second run of the cell {line.cell!r} with seed {line.seed}, and only one can "
+                "count; delete that line"
+            )
+        runs[place] = _trained(line)
+    return runs
+
+
+def _trained(line: _TrainedLine) -> Run:
     return Run(
-        row["cell"],
-        row["seed"],
-        row["run"],
-        row["outcome"],
-        row["test"],
-        _dev(row["dev"], ("nll", "bleu")),
-        [(step, norm) for step, _, norm in row["train"]],
-        row.get("measured", ()),
+        line.cell,
+        line.seed,
+        line.run,
+        line.outcome,
+        line.test,
+        _dev(line.dev, ("nll", "bleu")),
+        [(step, norm) for step, _, norm in line.train if norm is not None],
+        [_with_numbers(entry) for entry in line.measured],
     )
 
 
@@ -411,7 +502,7 @@ def _comparison(file: Path) -> Source:
     """Read a comparison: each recipe at its chosen rate, without the seed that chose it."""
     content: _Compared = from_plain(_Compared, read_json(file), str(file), more=True)
     lines = _lines(file.with_name(DEV_FILE), _DevLine)
-    curves = {row["run"]: _dev(row["dev"], ("nll", "bleu")) for row in lines}
+    curves = {line.run: _dev(line.dev, ("nll", "bleu")) for _, line in lines}
     runs = []
     for recipe in content.recipes:
         for place, (run, outcome) in enumerate(zip(recipe.runs, recipe.outcomes, strict=True)):
@@ -424,13 +515,13 @@ def _comparison(file: Path) -> Source:
 
 def _rows(file: Path) -> Source:
     """Read a file of rows: of trainings that were cut short or, if they are of no run, a table."""
-    rows = _lines(file, dict)
+    rows = [_with_numbers(row) for _, row in _lines(file, dict)]
     if not all("run" in row for row in rows):
         return Source(tables={file.stem: rows})
-    return Source([_cut_short(row) for row in _lines(file, _CutShortLine)])
+    return Source([_cut_short(line) for _, line in _lines(file, _CutShortLine)])
 
 
-def _cut_short(row: Row) -> Run:
+def _cut_short(line: _CutShortLine) -> Run:
     """Read a line of a training that stopped when its time was over."""
-    dev = _dev(row["dev"], ("nll", "nll_exchanged", "bleu"))
-    return Run(row["cell"], row["seed"], row["run"], "", {}, dev, last_loss=row["nll"])
+    dev = _dev(line.dev, ("nll", "nll_exchanged", "bleu"))
+    return Run(line.cell, line.seed, line.run, "", {}, dev, last_loss=line.nll)

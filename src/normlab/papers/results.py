@@ -105,11 +105,15 @@ def standing(artefact: Artefact, where: Sequence[Path], scale: Scale = LAPTOP) -
     if not artefact.study:
         return ArtefactStatus(artefact, "answered")
     paths = [folder / f"{result_name(artefact.id, scale)}.json" for folder in where]
+    return replace(best_of(artefact, paths), scale=scale)
+
+
+def best_of(artefact: Artefact, paths: Iterable[Path]) -> ArtefactStatus:
+    """Return the artefact's state by the best of some files, as ``standing`` chooses among them."""
     candidates = [_read(artefact, path) for path in paths if path.is_file()]
     not_run = ArtefactStatus(artefact, "not run")
     # of equally good ones max takes the first
-    best = max(candidates, key=lambda status: (status.whole, status.found is not None), default=not_run)
-    return replace(best, scale=scale)
+    return max(candidates, key=lambda status: (status.whole, status.found is not None), default=not_run)
 
 
 def at_other_scales(
@@ -180,7 +184,7 @@ def _state(artefact: Artefact, reproduction: Reproduction) -> State:
         return "measured"
     trainings = artefact.trainings[reproduction.scale]
     rows = reproduction.tables.get("runs", ())
-    planned = [row for row in rows if row["cell"] in trainings.cells]
+    planned = [row for row in rows if row.get("cell") in trainings.cells]
     if len(planned) < len(rows):  # a study's own trainings, such as fine-tunings
         return "measured"
     return "measured" if len(planned) == len(trainings.cells) * trainings.seeds else "not all runs"
