@@ -340,7 +340,7 @@ def own_paper(capsys, monkeypatch, tmp_path):
     (tmp_path / "runs" / "toy").mkdir(parents=True)
 
     def typed(*words: str, paper: str, regime: str = REGIME, seeds: tuple[int, ...] = (1, 2, 3)):
-        (tmp_path / "doe2026.toml").write_text(paper.replace('"best_run"', '"score"'))
+        (tmp_path / "doe2026.toml").write_text(paper.replace('"mean_bleu"', '"score"'))
         (tmp_path / "runs" / "toy" / "regime.toml").write_text(regime)
         rows = [
             {"cell": cell, "seed": seed, "run": f"{cell}{seed}", "outcome": "trained", "dev": [],
