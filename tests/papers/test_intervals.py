@@ -28,6 +28,13 @@ def test_one_value_says_nothing_of_its_spread():
     assert simultaneous([[3.0, 4.0]]) == [Estimate.of_too_few(3.0, 1), Estimate.of_too_few(4.0, 1)]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_leaves_no_ends(value):
+    estimate = mean([1.0, value, 2.0])
+    assert not math.isfinite(estimate.value)
+    assert (estimate.low, estimate.high, estimate.runs) == (-math.inf, math.inf, 3)
+
+
 def test_the_interval_of_a_mean_holds_as_often_as_it_says():
     random = np.random.default_rng(0)
     hits = [(m := mean(random.normal(5.0, 2.0, 4).tolist())).low <= 5.0 <= m.high for _ in range(600)]

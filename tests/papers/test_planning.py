@@ -54,7 +54,7 @@ def test_a_shared_run_is_planned_once_and_the_least_work_comes_first(tmp_path):
 
 
 def test_a_run_that_is_done_here_or_kept_is_not_planned(tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "KEPT", tmp_path / "results")
+    monkeypatch.setattr(planning.results, "RESULTS", tmp_path / "results")
     first, second = plan([NARROW], tmp_path / "runs").todo.values()
     here, kept = tmp_path / "runs" / run_id(first), tmp_path / "results" / "some" / run_id(second)
     for path, config in ((here, first), (kept, second)):

@@ -12,7 +12,15 @@ from normlab.lab.recipes.grammar import resolve
 from normlab.lab.tasks import TASKS
 from normlab.papers import ARTEFACTS
 from normlab.papers.bases import SOURCES, source_of, text_name
-from normlab.papers.trainings import LAPTOP, SCALES, Setting, Trainings, changed, for_each_scale, unlike
+from normlab.papers.trainings import (
+    LAPTOP,
+    SCALES,
+    ScaledTraining,
+    Trainings,
+    changed,
+    for_each_scale,
+    unlike,
+)
 
 TRAINED = {id_: one for id_, one in ARTEFACTS.items() if one.trainings and one.kind == "artefact"}
 LARGE = [scale for scale in SCALES if scale != LAPTOP]
@@ -118,8 +126,8 @@ def test_a_text_is_named_by_the_beginning_of_its_path():
 
 def test_one_function_gives_the_cells_of_every_scale():
     settings = {
-        "laptop": Setting(Config(), differs="Small."),
-        "gpu": Setting(changed(Config(), {"model.dim": 512}), differs="Large."),
+        "laptop": ScaledTraining(Config(), differs="Small."),
+        "gpu": ScaledTraining(changed(Config(), {"model.dim": 512}), differs="Large."),
     }
     found = for_each_scale(
         lambda s: {"a": {"recipe": "post", "model.ffn_dim": 2 * s.base.model.dim}},

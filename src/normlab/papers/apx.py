@@ -7,5 +7,5 @@ from typing import Final
 from normlab.papers.cells import declare
 
 BLOCKS: Final = declare("apx.blocks", "model_parts.wrapped_blocks", settings={"shape": (32, 10, 512)})
-CLAIMS: Final = declare("apx.claims")
+SENTENCES: Final = declare("apx.claims")
 """Sentences, which the findings A1 to A4 answer."""

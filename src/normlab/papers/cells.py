@@ -13,14 +13,14 @@ from normlab.base.chart import Drawing, Lines
 from normlab.papers.artefact import Artefact
 from normlab.papers.measures import OfWeights
 from normlab.papers.studies import TRAININGS, OwnStudy
-from normlab.papers.trainings import LAPTOP, SCALES, Scale, Setting, Trainings, changed
+from normlab.papers.trainings import LAPTOP, SCALES, Scale, ScaledTraining, Trainings, changed
 
 CURVES: Final = (
     Lines("curves", "Dev BLEU through training", "step", "bleu", "step", "BLEU", group="cell"),
     Lines("curves", "Dev NLL through training", "step", "nll", "step", "nats per token", group="cell"),
 )
 """The charts of trainings if the paper's file has no others."""
-S = TypeVar("S", bound=Setting)
+S = TypeVar("S", bound=ScaledTraining)
 
 
 class PrintedTable(dict[str, float | str]):

@@ -10,14 +10,14 @@ from typing import Any, Final
 from normlab.papers.artefact import Artefact
 from normlab.papers.bases import LANGUAGE_MODEL
 from normlab.papers.cells import declare, settings_of
-from normlab.papers.trainings import Cells, Setting, for_each_scale, sweep
+from normlab.papers.trainings import Cells, ScaledTraining, for_each_scale, sweep
 
 SHOWN: Final = "bits_per_byte"
 RATES: Final = (0.004, 0.008, 0.016)
 """The rates at which every side is tried, an octave apart; a side that is best at an end is tried beyond."""
 SEEDS: Final = tuple(range(2, 10))
 """The reported seeds; the sweep has seed 1."""
-BROWN: Final = settings_of("disputes.brown", laptop=Setting(LANGUAGE_MODEL))
+BROWN: Final = settings_of("disputes.brown", laptop=ScaledTraining(LANGUAGE_MODEL))
 
 
 def recipe(*parts: str, placement: str = "pre", norm: str = "rmsnorm", ffn: str = "swiglu") -> dict[str, str]:

@@ -26,7 +26,7 @@ from normlab.errors import UserError, nearest
 from normlab.papers.estimate import Array, Estimate, jackknife, log_slope, mean, mean_ratio
 from normlab.papers.regimes import Curve, Regime, Row, Run
 
-Cells: TypeAlias = str | Sequence[str]
+CellNames: TypeAlias = str | Sequence[str]
 """A cell, or several whose mean on the metric's scale is taken."""
 Value: TypeAlias = str | int | float
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def effect(equal: float | None = None) -> Callable[[F], F]:
     return EFFECTS.register_made(lambda measure: Effect(measure.__name__, measure, equal))
 
 
-def names(cells: Cells) -> tuple[str, ...]:
+def names(cells: CellNames) -> tuple[str, ...]:
     """Return the names of one cell, or of several."""
     return (cells,) if isinstance(cells, str) else tuple(cells)
 
@@ -113,7 +113,7 @@ def _unit(metric: Metric) -> str:
     return UNITS.get(metric.name, metric.label)
 
 
-def _by_seed(regime: Regime, *sides: Cells) -> list[list[list[Run]]]:
+def _by_seed(regime: Regime, *sides: CellNames) -> list[list[list[Run]]]:
     """The runs of each side at every seed that all of their cells have: seed, side, cell."""
     cells = [[regime.cell(name) for name in names(side)] for side in sides]
     seeds = [set(cell) for side in cells for cell in side]
@@ -196,7 +196,7 @@ def _of_metric(on_scale: Estimate, metric: Metric, back: Callable[[Array], Array
 
 
 def _difference(
-    regime: Regime, of: Cells, over: Cells, metric: Metric, value: Callable[[Sequence[Run]], float]
+    regime: Regime, of: CellNames, over: CellNames, metric: Metric, value: Callable[[Sequence[Run]], float]
 ) -> Estimate:
     """The mean difference of two sides within seeds, as one of scores around the mean of all of them.
 
@@ -259,14 +259,14 @@ def score(regime: Regime, of: str, metric: str = "bleu") -> Estimate:
 
 
 @effect(0.0)
-def difference(regime: Regime, of: Cells, over: Cells, metric: str = "bleu") -> Estimate:
+def difference(regime: Regime, of: CellNames, over: CellNames, metric: str = "bleu") -> Estimate:
     """The test score of ``of`` minus that of ``over``, within seeds."""
     shown = _metric(regime, metric)
     return _difference(regime, of, over, shown, lambda runs: _test_on_scale(runs, shown))
 
 
 @effect(0.0)
-def best_difference(regime: Regime, of: Cells, over: Cells, metric: str = "bleu") -> Estimate:
+def best_difference(regime: Regime, of: CellNames, over: CellNames, metric: str = "bleu") -> Estimate:
     """The best test score of any cell in ``of`` minus that of any in ``over``, within seeds. The best of
     several favours the side with more cells, so it is used only where that works against the finding.
     """
@@ -301,7 +301,7 @@ def _best_nll(run: Run) -> float:
 
 
 @effect()
-def trains(regime: Regime, of: Cells) -> Estimate:
+def trains(regime: Regime, of: CellNames) -> Estimate:
     """The share of the runs of some cells that train, with its exact interval."""
     return _share([run.trained for cell in names(of) for run in regime.cell(cell).values()])
 
@@ -318,7 +318,7 @@ def _share(counted: Sequence[bool]) -> Estimate:
 
 
 @effect()
-def fails(regime: Regime, of: Cells, least: float, metric: str = "bleu") -> Estimate:
+def fails(regime: Regime, of: CellNames, least: float, metric: str = "bleu") -> Estimate:
     """The share of the runs of some cells that do not train, or end below a least test score, with its exact
     interval.
     """

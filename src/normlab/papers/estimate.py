@@ -63,12 +63,14 @@ class Estimate:
 
 
 def mean(values: Iterable[float]) -> Estimate:
-    r"""Return the mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`; a single one has no ends."""
+    r"""Return the mean of independent values, :math:`\pm t_{n-1} s / \sqrt n`. A single value, or one that is
+    not finite, as of a run that diverged, leaves the interval no ends.
+    """
     from scipy.special import stdtrit  # imported here, so that a list of papers does not wait for scipy
 
     sample = list(values)
     n, centre = len(sample), fmean(sample)
-    if n < 2:
+    if n < 2 or not math.isfinite(centre):
         return Estimate.of_too_few(centre, n)
     margin = float(stdtrit(n - 1, 0.975)) * stdev(sample) / math.sqrt(n)
     return Estimate(centre, centre - margin, centre + margin, n)

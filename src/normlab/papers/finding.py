@@ -38,9 +38,9 @@ Hold: TypeAlias = Literal["untuned", "edge", "weak", "claimed", ""]
 LEAST_RUNS: Final = 3
 """A mean over fewer runs decides nothing: two say nothing of their distribution."""
 FOLDER: Final = Path(__file__).parent / "findings"
-PAPERS: Final = ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes")
+OWN_PAPERS: Final = ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes")
 """The keys of normlab's own files of findings, in their order."""
-FILES: Final[list[Path]] = [FOLDER / f"{key}.toml" for key in PAPERS]
+FILES: Final[list[Path]] = [FOLDER / f"{key}.toml" for key in OWN_PAPERS]
 """The files whose findings are known, those of papers of one's own too."""
 
 

@@ -1,4 +1,4 @@
-"""Means, slopes and fits over independent runs, with the intervals that decide claims."""
+"""Means, slopes and fits over independent runs, with the intervals that decide effects."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
-from typing import Final
 
 from normlab.base.units import count, duration
 from normlab.errors import UserError
@@ -20,23 +19,21 @@ from normlab.lab.runs import RunFolder
 from normlab.lab.tasks import TASKS
 from normlab.lab.training.devices import resolved_precision
 from normlab.lab.training.jobs import Process, Queue, Worker
-from normlab.papers import results as reproductions
+from normlab.papers import results
 from normlab.papers.artefact import Artefact
 from normlab.papers.bases import LOCAL, paths_of, source_of, text_name
 from normlab.papers.lab import quiet
 from normlab.papers.trainings import LAPTOP, SCALES, Scale, work
 
-Cells = dict[str, tuple[RunFolder, ...]]
+FoldersByCell = dict[str, tuple[RunFolder, ...]]
 """The run folders of each cell of an artefact, one for each seed."""
-KEPT: Final = reproductions.KEPT.parent
-"""Finished runs that a checkout keeps, as ``<name>/<id>``."""
 
 
 @dataclass(frozen=True)
 class _TrainingPlan:
     """The runs of some artefacts at one scale."""
 
-    cells: Mapping[str, Cells]
+    cells: Mapping[str, FoldersByCell]
     """The run folders by the artefact's id and its cell."""
     todo: Mapping[str, Config]
     """The configurations still to be trained, by run id, the most informative first."""
@@ -45,7 +42,7 @@ class _TrainingPlan:
     without_text: Mapping[str, str] = field(default_factory=dict)
     """The artefacts that cannot be trained because a text is missing, and what to do about it."""
 
-    def whole(self, id_: str) -> Cells:
+    def whole(self, id_: str) -> FoldersByCell:
         """Return the runs of an artefact by cell, for the seeds that every cell has finished; none if they
         are too few.
         """
@@ -101,7 +98,7 @@ def plan(
     An artefact whose text is missing is left out. Raises UserError for a cell that cannot be built.
     """
     prepare, machine = _preparing(root), machine or MachineConfig()
-    cells: dict[str, Cells] = {}
+    cells: dict[str, FoldersByCell] = {}
     missing: dict[str, dict[str, Config]] = {}
     least: dict[str, int] = {}
     without_text: dict[str, str] = {}
@@ -151,7 +148,7 @@ def _folder(run: str, root: Path) -> RunFolder:
     begun = RunFolder(root / run)
     if begun.path.exists():
         return begun
-    kept = (RunFolder(path.parent) for path in KEPT.glob(f"*/{run}/status.json"))
+    kept = (RunFolder(path.parent) for path in results.RESULTS.glob(f"*/{run}/status.json"))
     return next(kept, begun)
 
 

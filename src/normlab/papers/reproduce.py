@@ -20,7 +20,7 @@ from normlab.lab.training.devices import hardware
 from normlab.lab.training.jobs import Queue, threads_each
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.lab import Lab, quiet
-from normlab.papers.planning import Cells
+from normlab.papers.planning import FoldersByCell
 from normlab.papers.trainings import LAPTOP, Scale
 
 
@@ -30,7 +30,7 @@ def reproduce(
     log: Callable[[str], None] = quiet,
     *,
     scale: Scale = LAPTOP,
-    runs: Cells | None = None,
+    runs: FoldersByCell | None = None,
     queue: Callable[[Path], Queue] = Queue,
 ) -> Reproduction:
     """Run the study of an artefact with its settings. Text is prepared below ``root``; ``log`` gets each step

@@ -113,7 +113,7 @@ def at_factor(side: str, factor: float) -> str:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ScaledTraining:
     """A training of a paper at one scale; subclasses hold the numbers that its cells are made of."""
 
     base: Config
@@ -128,7 +128,7 @@ class Setting:
 
 def for_each_scale(
     cells: Callable[..., Cells],
-    *settings: Mapping[Scale, Setting],
+    *settings: Mapping[Scale, ScaledTraining],
     seeds: int = 3,
     least: int = 0,
     of_studies: Mapping[Scale, Mapping[str, Any]] | None = None,

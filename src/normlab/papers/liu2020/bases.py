@@ -20,7 +20,7 @@ from normlab.papers.bases import (
     WMT14_FR,
 )
 from normlab.papers.cells import settings_of, with_laptop
-from normlab.papers.trainings import Setting, changed
+from normlab.papers.trainings import ScaledTraining, changed
 
 PLACEMENTS: Final = {"Post": "post", "Pre": "pre", "Admin": "admin"}
 DEEP: Final = {"Post": "enc:post/dec:post", "Pre": "enc:pre/dec:pre", "Admin": "admin"}
@@ -32,7 +32,7 @@ FP16: Final = {"train.precision": "fp16"}
 
 
 @dataclass(frozen=True)
-class LiuTraining(Setting):
+class LiuTraining(ScaledTraining):
     """A training of the paper."""
 
     lr: float

@@ -26,7 +26,7 @@ from normlab.papers.bases import (
     ON_GPU,
 )
 from normlab.papers.cells import settings_of, with_laptop
-from normlab.papers.trainings import Setting, changed
+from normlab.papers.trainings import ScaledTraining, changed
 
 MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "Post+LN": {"recipe": "post+smallinit+warmup"},
@@ -99,7 +99,7 @@ _EN_VI: Final = replace(
 
 
 @dataclass(frozen=True)
-class Ted(Setting):
+class Ted(ScaledTraining):
     """A training on TED talks, by default with the paper's batch."""
 
     batch: int = 4096
@@ -165,14 +165,14 @@ PAST_BEST: Final = with_laptop(
 """Trainings that pass their best dev loss, after which more steps gain nothing (docs/pilots.md)."""
 GL_EN_AT: Final = settings_of(
     "nguyen2019.gl_en",
-    laptop=Setting(GL_EN_SMALL),
-    gpu=Setting(replace(GL_EN, train=replace(GL_EN.train, steps=30_000))),
-    paper=Setting(GL_EN),
+    laptop=ScaledTraining(GL_EN_SMALL),
+    gpu=ScaledTraining(replace(GL_EN, train=replace(GL_EN.train, steps=30_000))),
+    paper=ScaledTraining(GL_EN),
 )
 
 
 @dataclass(frozen=True)
-class _NguyenWmt(Setting):
+class _NguyenWmt(ScaledTraining):
     """A training on WMT'14 En-De."""
 
     peak: Mapping[str, Any]

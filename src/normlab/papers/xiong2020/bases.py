@@ -18,13 +18,13 @@ from normlab.papers.bases import (
     SMALL,
 )
 from normlab.papers.cells import settings_of, with_laptop
-from normlab.papers.trainings import Setting, changed
+from normlab.papers.trainings import ScaledTraining, changed
 
 _DECODE: Final = replace(SMALL.decode, length_penalty=1.2)
 
 
 @dataclass(frozen=True)
-class Iwslt(Setting):
+class Iwslt(ScaledTraining):
     """A training on IWSLT'14."""
 
     adam: float = 1.0
@@ -71,7 +71,7 @@ EDGE: Final = with_laptop(
 
 
 @dataclass(frozen=True)
-class LargeTraining(Setting):
+class LargeTraining(ScaledTraining):
     """A training on WMT'14 En-De, or a pre-training of BERT."""
 
     rates: tuple[float, float]
