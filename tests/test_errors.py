@@ -33,6 +33,7 @@ PARSERS = {
     "base/files.py": "tomllib",
     "base/io.py": "json",
     "base/rows.py": "json",
+    "papers/experiments.py": "json",
     "lab/training/translate.py": "numpy.load",
     **dict.fromkeys(
         [f"trace/{name}.py" for name in ("kept", "reach", "rebinding")],

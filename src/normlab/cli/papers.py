@@ -29,6 +29,7 @@ from normlab.lab.config import MachineConfig
 from normlab.lab.training.backends import backend
 from normlab.lab.training.jobs import Queue, usable_cores
 from normlab.papers import phrases
+from normlab.papers.adding import add_paper
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.finding import Evidence, Finding, Reviewed, faults, own_findings, reviewed
 from normlab.papers.named import Named, artefacts_of, named, of_paper
@@ -152,7 +153,7 @@ class PapersCommand:
 def _add_papers(files: Iterable[Path]) -> None:
     """Add the user's own papers to those that are known."""
     for file in files:
-        papers.add_paper(file)
+        add_paper(file)
 
 
 def _wanted(

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final, NoReturn
 
 from normlab.base.chart import Bars, Cells, Lines
-from normlab.base.files import read_toml
-from normlab.base.io import from_plain
 from normlab.base.registry import Registry
 from normlab.errors import UserError
 from normlab.papers import apx, disputes, liu2020, nguyen2019, xiong2020
@@ -33,7 +30,6 @@ __all__ = [
     "Lines",
     "Measurement",
     "Paper",
-    "add_paper",
     "find_artefact",
     "keys",
     "publish",
@@ -54,22 +50,6 @@ PAPERS: Final[Registry[Paper]] = Registry("paper")
 """The papers by key, with the public disputes as one more."""
 for key in ("xiong2020", "nguyen2019", "liu2020", "apx", "disputes"):
     PAPERS[key] = Paper(key, **words_of(key)["paper"])
-
-
-def add_paper(file: Path) -> None:
-    """Add a paper of one's own from a TOML file: ``[paper]``, its settings, regimes and findings.
-
-    The file's name is the paper's key. Raises UserError for a key that is taken, and a file without a paper.
-    """
-    from normlab.papers import finding, regimes
-
-    words = read_toml(file).get("paper")
-    if not isinstance(words, dict):
-        raise UserError(f"{file} has no [paper]; give title, authors, url and about there")
-    paper: Paper = from_plain(Paper, {**words, "key": file.stem}, f"{file}, paper")
-    PAPERS[file.stem] = paper
-    finding.FILES.append(file)
-    regimes.FILES.append(file)
 
 
 def publish(*artefacts: Artefact) -> None:
