@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from normlab.base.optim_config import OptimConfig
 from normlab.base.registry import Registry
 from normlab.errors import UserError
+from normlab.nn.kernels.wide_products import WideProducts
 from normlab.optim.roles import Groups, parameter_groups
 from normlab.optim.schedule import check_schedule
-from normlab.private_torch import TorchDispatchMode
 
 OPTIMIZERS: Registry[Callable[[Groups, Tensor, OptimConfig], torch.optim.Optimizer]] = Registry("optimizer")
 """Builders of optimizers from parameters, learning rate and configuration."""
@@ -190,17 +190,6 @@ def muon_original(parameters: Groups, lr: Tensor, config: OptimConfig) -> torch.
     return _muon(parameters, lr, config, "original")
 
 
-class _WideProducts(TorchDispatchMode):
-    """Multiply bf16 matrices in fp32 and round to bf16 on a CPU: most CPUs multiply bf16 slowly."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = kwargs or {}
-        products = func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-        if products and args[0].is_cpu and args[0].dtype == torch.bfloat16:
-            return func(*(x.float() for x in args), **options).bfloat16()
-        return func(*args, **options)
-
-
 class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers as one, with the groups and states of all; a group's ``part`` is the number of the
     optimizer that steps it.
@@ -228,7 +217,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
             # Whoever loads a state replaces the groups and the state of this optimizer, not of its parts.
             part.param_groups = [group for group in self.param_groups if group["part"] == number]
             part.state = self.state
-            with _WideProducts() if isinstance(part, torch.optim.Muon) else nullcontext():
+            # most CPUs multiply bf16 slowly
+            with WideProducts() if isinstance(part, torch.optim.Muon) else nullcontext():
                 part.step()
         return loss
 

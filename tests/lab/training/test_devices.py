@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from normlab.lab.training.devices import (
     hardware,
     prepare_process,
     resolved_precision,
+    wide_products,
 )
+from normlab.nn.kernels.wide_products import WideProducts
 
 CPU = torch.device("cpu")
 
@@ -52,6 +55,15 @@ def test_bf16_is_chosen_where_the_processor_multiplies_it(monkeypatch, flags, ex
     assert best_precision("cpu") == expected
     monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
     assert best_precision("cpu") == "fp32", "a torch that does not say"
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_bf16_products_are_wide_only_where_the_processor_has_none(monkeypatch, fast, precision):
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: fast)
+    expected = WideProducts if precision == "bf16" and not fast else nullcontext
+    assert isinstance(wide_products(CPU, precision), expected)
 
 
 HALVES = [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from lab.training.tiny import run_of, tiny
 from normlab.lab.config import SeedConfig
 from normlab.lab.tasks.translation import Translation
 from normlab.lab.training.trainer import Trainer
+from normlab.nn.kernels.wide_products import PRODUCTS, WideProducts
 
 
 def trainer_of(config, root):
@@ -156,3 +158,43 @@ def test_rows_are_means_since_the_last_row_and_show_a_norm_that_is_not_finite(te
     (row,) = run.folder.metrics()
     assert (row["step"], row["loss"], row["nll"], row["lr"]) == (3, 4.0, 3.0, 0.2)
     assert row["grad_norm_l2"] == math.inf
+
+
+# --------------------------------------------------------------- bf16 on a processor without instructions
+
+
+@pytest.fixture
+def wide_shapes(monkeypatch):
+    """A processor without instructions for bf16; return the shapes of the products that are computed wide."""
+    shapes = []
+
+    class Noted(WideProducts):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if func in PRODUCTS and result.dtype == torch.bfloat16:
+                shapes.append(tuple(result.shape))
+            return result
+
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False)
+    monkeypatch.setattr("normlab.lab.training.devices.WideProducts", Noted)
+    return shapes
+
+
+def test_bf16_is_multiplied_wide_in_both_passes_and_on_dev(text, tmp_path, wide_shapes):
+    trainer = trainer_of(tiny(text, precision="bf16"), tmp_path)
+    trainer.task.loss(trainer.parallel.model, trainer.batches.at(0))
+    assert not wide_shapes, "outside of a step nothing is changed"
+    trainer.step()
+    weights = {tuple(p.shape) for p in trainer.model.encoder.parameters() if p.dim() == 2}
+    assert weights <= set(wide_shapes), "gradients of weights are products of the backward pass"
+    wide_shapes.clear()
+    trainer.dev_scores(trainer.model)
+    assert wide_shapes
+
+
+def test_a_compiled_loss_is_left_to_the_compiler(text, tmp_path, wide_shapes):
+    trainer = trainer_of(tiny(text, precision="bf16"), tmp_path)
+    trainer.compiled = trainer.task.loss
+    trainer.step()
+    assert not wide_shapes

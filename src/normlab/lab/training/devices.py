@@ -8,7 +8,8 @@ import platform
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, ParamSpec, TypeVar
@@ -20,6 +21,7 @@ from normlab.base.io import from_plain
 from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.lab.config import Config, MachineConfig
+from normlab.nn.kernels.wide_products import WideProducts
 from normlab.private_torch import marks_of_infinite, multiplies_bf16_fast, options_of_compiler
 
 P = ParamSpec("P")
@@ -114,6 +116,22 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return a context in which matrix products have the run's precision; weights stay in fp32."""
     dtype = _HALVES.get(precision)
     return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def wide_products(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Return a context for forward and backward passes, in which bf16 products are fast on any CPU.
+
+    It is ``WideProducts`` where the processor has no instructions for bf16, and changes nothing elsewhere.
+    """
+    slow = precision == "bf16" and device.type == "cpu" and best_precision("cpu") != "bf16"
+    return WideProducts() if slow else nullcontext()
+
+
+@contextmanager
+def in_precision(device: torch.device, precision: str) -> Iterator[None]:
+    """Run a model without a backward pass in the run's precision."""
+    with wide_products(device, precision), autocast(device, precision):
+        yield
 
 
 class Scaling:

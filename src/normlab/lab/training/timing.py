@@ -27,7 +27,7 @@ from normlab.lab.recipes.plugins import load_plugins
 from normlab.lab.runs.folder import RunFolder
 from normlab.lab.tasks import TASKS
 from normlab.lab.tasks.task import Prepared
-from normlab.lab.training.devices import autocast, prepare_process
+from normlab.lab.training.devices import in_precision, prepare_process
 from normlab.lab.training.jobs import usable_cores
 from normlab.lab.training.run import Run
 from normlab.lab.training.trainer import Trainer, load_task
@@ -77,7 +77,7 @@ def measure(config: Config, corpus: Prepared, *, steps: int = 5) -> Seconds:
             row = seconds(run.rows.flush)
             checkpoint = seconds(lambda: run.checkpoint("running"))
         trainer.model.eval()
-        with autocast(device, train.precision):
+        with in_precision(device, train.precision):
             validation, test = task.rehearse(trainer.model)
     *unprobed, with_probes = step_times[2:]  # two to warm up, the first of them with probes
     step = statistics.median(unprobed)

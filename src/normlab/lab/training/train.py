@@ -22,7 +22,7 @@ from normlab.lab.runs.folder import Row, RunFolder, write_json_atomic, write_tex
 from normlab.lab.runs.manifest import train_anew
 from normlab.lab.tasks import TASKS
 from normlab.lab.training.checkpoint import has_checkpoint, load_checkpoint
-from normlab.lab.training.devices import autocast, prepare_process, resolved_precision
+from normlab.lab.training.devices import in_precision, prepare_process, resolved_precision
 from normlab.lab.training.log import Log, TensorBoard, notice, require_tensorboard
 from normlab.lab.training.parts import OnRow, RunPart
 from normlab.lab.training.progress import Phases, mark, marked
@@ -144,7 +144,7 @@ def score_test(task: AnyTask, folder: RunFolder, model: nn.Module) -> None:
     phases = Phases(folder)
     for checkpoint, (outputs, examples, scores) in files.items():
         load_checkpoint(checkpoint, model, run=folder.id())
-        with phases.during(task, "testing"), autocast(task.device, task.config.train.precision):
+        with phases.during(task, "testing"), in_precision(task.device, task.config.train.precision):
             tested = task.test(model)
         if tested.outputs is not None:
             write_text_atomic(outputs, "".join(f"{line}\n" for line in tested.outputs))

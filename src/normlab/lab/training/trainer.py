@@ -21,7 +21,14 @@ from normlab.lab.data.prefetch import Prefetch
 from normlab.lab.tasks import TASKS
 from normlab.lab.tasks.task import LossSum, Task
 from normlab.lab.training.checkpoint import State
-from normlab.lab.training.devices import Scaling, autocast, compiled, prepare_process
+from normlab.lab.training.devices import (
+    Scaling,
+    autocast,
+    compiled,
+    in_precision,
+    prepare_process,
+    wide_products,
+)
 from normlab.lab.training.progress import RunProgress
 from normlab.lab.training.ranks import SINGLE_PROCESS, Ranks
 from normlab.lab.training.weights import Ema, InitialWeights, load_initial_weights
@@ -93,7 +100,8 @@ class Trainer:
         loss = nll = torch.zeros((), device=self.device)
         for i, batch in zip(share, batches, strict=True):
             torch.manual_seed(derive(config.seeds.dropout, "dropout", progress.step, i))
-            with watch(progress.step, i), self.parallel.passing(last=i == share[-1]):
+            passing = self.parallel.passing(last=i == share[-1])
+            with watch(progress.step, i), passing, self._products():
                 with autocast(self.device, config.train.precision):
                     sums = (self.compiled or self.task.loss)(self.parallel.model, batch)
                 self.scaling.scale(sums.loss / tokens).backward()
@@ -126,8 +134,14 @@ class Trainer:
     def dev_scores(self, model: nn.Module) -> dict[str, float]:
         """The task's scores of a model on dev, in the run's precision."""
         model.eval()
-        with autocast(self.device, self.config.train.precision):
+        with in_precision(self.device, self.config.train.precision):
             return self.task.dev_scores(model)
+
+    def _products(self) -> AbstractContextManager[object]:
+        """The context of a step's passes. Under it a compiled loss would not run compiled, so has none."""
+        if self.compiled:
+            return nullcontext()
+        return wide_products(self.device, self.config.train.precision)
 
     def snapshot(self) -> nn.Module:
         """Return a copy of the model as it is now.

@@ -24,7 +24,7 @@ from normlab.lab.tasks.search import Candidate, n_best_lines
 from normlab.lab.tasks.task import build_model, choice_of
 from normlab.lab.tasks.translation import Translation
 from normlab.lab.training.checkpoint import load_checkpoint
-from normlab.lab.training.devices import autocast, prepare_process
+from normlab.lab.training.devices import in_precision, prepare_process
 from normlab.lab.training.weights import Weights, weights_of
 from normlab.nn import Decoder, Seq2Seq, TokenModel
 from normlab.nn.decode import generate
@@ -82,7 +82,7 @@ def n_best(
     allowed = None
     if config.data.target_vocab_mask:
         allowed = _target_vocab(folder.target_vocab, tokenizer.vocab_size).to(device)
-    with autocast(device, config.train.precision):
+    with in_precision(device, config.train.precision):
         return n_best_lines(
             model, tokenizer, lines, decode or config.decode, count=count, prefixes=prefixes, allowed=allowed
         )
