@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from normlab.papers.finding import own_findings, reviewed
+from normlab.papers.finding import known_findings, reviewed
 from normlab.papers.regimes import read_book
 
-FINDINGS = own_findings()
+FINDINGS = known_findings()
 BOOK = read_book()
 REVIEWED = {id_: reviewed(finding, BOOK) for id_, finding in FINDINGS.items()}

@@ -9,7 +9,7 @@ import pytest
 
 import papers as tool
 from normlab.papers import ARTEFACTS, PAPERS, phrases
-from normlab.papers.finding import Reviewed, own_findings
+from normlab.papers.finding import Reviewed, known_findings
 from reviewed_findings import REVIEWED
 
 written = cache(tool.written)
@@ -112,7 +112,7 @@ def test_the_page_of_all_findings_has_what_each_effect_was_expected_to_be():
 def test_what_to_rely_on_names_at_least_20_findings_and_only_those_that_there_are():
     headline = tool.HEADLINE.read_text(encoding="utf-8")
     named = set(re.findall(r"\b[XNLAD]\d+\b", headline))
-    assert named <= own_findings().keys()
+    assert named <= known_findings().keys()
     assert len(named) >= 20
 
 

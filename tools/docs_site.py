@@ -141,7 +141,7 @@ def results_page() -> str:
 def paper_pages() -> Iterator[tuple[str, str]]:
     """The page of all findings, and the page of each kept reproduction."""
     from normlab.papers import ARTEFACTS
-    from normlab.papers.finding import own_findings, reviewed
+    from normlab.papers.finding import known_findings, reviewed
     from normlab.papers.regimes import read_book
     from normlab.papers.results import KEPT, at_other_scales, result_name, standing
     from normlab.report.papers import papers_page
@@ -151,7 +151,7 @@ def paper_pages() -> Iterator[tuple[str, str]]:
     others = at_other_scales(ARTEFACTS.values(), [KEPT])
     measured = {result_name(s.artefact.id, s.scale): s for s in (*standings, *others) if s.found is not None}
     book = read_book()
-    findings = [reviewed(finding, book) for finding in own_findings().values()]
+    findings = [reviewed(finding, book) for finding in known_findings().values()]
     yield "results/papers/papers.html", papers_page(findings, standings, set(measured), others)
     for name, one in measured.items():
         resting = [finding for finding in findings if one.artefact.id in finding.finding.artefacts]

@@ -32,7 +32,7 @@ PILOTS_FILE: Final = "pilots.jsonl"
 
 def read_regime(name: str, results: Path = RESULTS) -> Experiment:
     """Read ``results/NAME/regime.toml``. Raises UserError for an entry that a regime does not have."""
-    return read_experiment(results / name / REGIME_FILE, CONFIGS)
+    return read_experiment(results, name, CONFIGS)
 
 
 def regimes(results: Path = RESULTS) -> list[str]:
@@ -97,8 +97,13 @@ def main() -> None:
     asked = parser.parse_args()
     # the code is loaded by now, and the checkout may leave this commit before the last run ends
     made_by = {"commit": commit()}
+    if asked.seeds is not None and (asked.pilot or asked.seeds < 1):
+        parser.error("--seeds takes 1 or more, and pilots have one seed: leave it out with --pilot")
+    # all before the first training, which takes hours
     for name in asked.regime:
         require_committed(name)
+        read_regime(name)
+    for name in asked.regime:
         if asked.pilot:
             run_pilots(name, asked.runs, made_by=made_by)
         else:

@@ -18,8 +18,8 @@ import altair as alt
 from normlab.base.chart import Lines
 from normlab.papers import ARTEFACTS, PAPERS, Paper, phrases
 from normlab.papers.cells import PrintedTable
-from normlab.papers.exact import Statement, own_statements
-from normlab.papers.finding import Evidence, Reviewed, own_findings, reviewed
+from normlab.papers.exact import Statement, known_statements
+from normlab.papers.finding import Evidence, Reviewed, known_findings, reviewed
 from normlab.papers.regimes import read_book
 from normlab.papers.results import KEPT, ArtefactStatus, standing
 from normlab.report.charts.theme import theme
@@ -42,7 +42,7 @@ HEADLINE = FOLDER.parents[1] / "src/normlab/papers/findings/headline.md"
 def findings() -> dict[str, Reviewed]:
     """Every finding with its evidence, by id."""
     book = read_book()
-    return {id_: reviewed(finding, book) for id_, finding in own_findings().items()}
+    return {id_: reviewed(finding, book) for id_, finding in known_findings().items()}
 
 
 @cache
@@ -53,7 +53,7 @@ def standings() -> dict[str, ArtefactStatus]:
 
 def of_paper(key: str) -> list[Reviewed]:
     """A paper's findings."""
-    return [reviewed for reviewed in findings().values() if reviewed.finding.paper == key]
+    return [review for review in findings().values() if review.finding.paper == key]
 
 
 def written() -> dict[Path, str]:
@@ -88,7 +88,7 @@ def page(paper: Paper) -> str:
         "Each effect that counts, with its 95% interval; the dotted line marks no difference.",
         "## Finding by finding",
         *map(finding_part, reviews),
-        *exact_part([statement for statement in own_statements() if statement.paper == paper.key]),
+        *exact_part([statement for statement in known_statements() if statement.paper == paper.key]),
         "## Regimes",
         regime_table(reviews),
         "## Tables and figures",
@@ -115,30 +115,30 @@ def finding_table(some: Iterable[Reviewed]) -> str:
     return table(FINDING_HEAD, rows)
 
 
-def first_effect(reviewed: Reviewed) -> list[str]:
+def first_effect(review: Reviewed) -> list[str]:
     """What the first effect compares and where, what was measured, and what the sentence expects of it."""
-    if reviewed.main is None:
-        return ["–", phrases.in_a_line(reviewed), "–"]
-    named = f"{reviewed.main.piece.says} ({reviewed.main.regime.setting.short})"
-    return [named, phrases.in_a_line(reviewed), reviewed.main.piece.expects.in_words()]
+    if review.main is None:
+        return ["–", phrases.in_a_line(review), "–"]
+    named = f"{review.main.piece.says} ({review.main.regime.setting.short})"
+    return [named, phrases.in_a_line(review), review.main.piece.expects.in_words()]
 
 
-def answer(reviewed: Reviewed) -> str:
+def answer(review: Reviewed) -> str:
     """The answer, and how many effects say what."""
-    return f"**{phrases.answer(reviewed)}**: {phrases.tally(reviewed)}"
+    return f"**{phrases.answer(review)}**: {phrases.tally(review)}"
 
 
-def finding_part(reviewed: Reviewed) -> str:
+def finding_part(review: Reviewed) -> str:
     """A finding with all of its evidence."""
-    finding = reviewed.finding
+    finding = review.finding
     parts = [
         f"### {finding.id}: {finding.short}",
         f"> {finding.says} *({finding.where})*",
-        f"**{phrases.answer(reviewed).capitalize()}** ({phrases.tally(reviewed)}). {finding.because}",
+        f"**{phrases.answer(review).capitalize()}** ({phrases.tally(review)}). {finding.because}",
         f"The rest of the sentence: {', '.join(finding.rest)}." if finding.rest else "",
         f"To test it: {finding.needs}." if finding.needs else "",
-        evidence_table(reviewed.evidence, counted=True),
-        evidence_table(reviewed.left_out, counted=False),
+        evidence_table(review.evidence, counted=True),
+        evidence_table(review.left_out, counted=False),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -192,7 +192,7 @@ REGIME_HEAD = (
 
 def regime_table(some: Iterable[Reviewed]) -> str:
     """The regimes that some findings name, with what they change of the paper's settings."""
-    pieces = [piece for reviewed in some for piece in (*reviewed.evidence, *reviewed.left_out)]
+    pieces = [piece for review in some for piece in (*review.evidence, *review.left_out)]
     regimes = {piece.regime.name: piece.regime for piece in pieces}
     rows = [
         [
@@ -225,7 +225,7 @@ def picture(key: str) -> str:
 def artefact(status: ArtefactStatus) -> str:
     """An artefact: what is published beside what was measured, every seed, and what the scale changes."""
     artefact, found = status.artefact, status.found
-    named = [id_ for id_, finding in own_findings().items() if artefact.id in finding.artefacts]
+    named = [id_ for id_, finding in known_findings().items() if artefact.id in finding.artefacts]
     parts = [
         f"### `{artefact.id}`",
         f"{artefact.shows} *{artefact.paper}.*" + (f" Findings: {', '.join(named)}." if named else ""),

@@ -70,7 +70,7 @@ RENAMES: Final[dict[str, Any]] = {
         "presets": ["normlab.cli.presets:CONFIGS"],
         "run_id": ["normlab.lab.config:run_id", "normlab.config.config:run_id"],
         "artefacts": ["normlab.papers:ARTEFACTS"],
-        "findings": ["normlab.papers.finding:own_findings"],
+        "findings": ["normlab.papers.finding:known_findings"],
         "reviewed": ["normlab.papers.finding:reviewed"],
         "read_book": ["normlab.papers.regimes:read_book"],
     },

@@ -8,7 +8,7 @@ import pytest
 
 from cli.typed import normlab
 from normlab.papers import ARTEFACTS
-from normlab.papers.finding import own_findings
+from normlab.papers.finding import known_findings
 
 PAPER = """
 [paper]
@@ -125,7 +125,7 @@ def here(tmp_path, monkeypatch):
 def test_a_paper_of_ones_own_is_one_file_and_a_function_for_a_new_measure(here):
     listed = normlab("papers", "--paper", "doe2026.toml", *OWN, cwd=here)
     assert listed.returncode == 0, listed.stderr
-    assert f"{len(own_findings()) + 1} findings" in listed.stdout
+    assert f"{len(known_findings()) + 1} findings" in listed.stdout
     assert "Roe 2026" in listed.stdout
 
     shown = normlab("papers", "show", "E1", "--paper", "doe2026.toml", *OWN, cwd=here).stdout

@@ -25,7 +25,7 @@ from normlab.papers import finding, phrases, regimes
 from normlab.papers.artefact import Artefact, Reproduction
 from normlab.papers.bases import LAPTOP
 from normlab.papers.experiments import kept, planned_for, read_experiment
-from normlab.papers.finding import own_findings
+from normlab.papers.finding import known_findings
 from normlab.papers.phrases import SCHEMA_VERSION, TESTED_AND_OPEN
 from normlab.papers.regimes import RUNS_FILE, read_book
 from normlab.papers.results import write_reproduction
@@ -88,7 +88,7 @@ def test_without_a_name_the_list_has_every_finding_and_counts_answers(capsys, mo
     monkeypatch.chdir(tmp_path)
     assert main(["papers"]) == 0
     head, *lines, empty, counted, counts, more = capsys.readouterr().out.splitlines()
-    findings = own_findings()
+    findings = known_findings()
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(findings)
     assert counted.startswith(f"{len(findings)} findings: ")
     assert counts.startswith("a/c/o: ")
@@ -111,7 +111,7 @@ def test_a_paper_has_its_findings_and_its_tables_and_figures(capsys, monkeypatch
 def test_a_finding_is_shown_with_all_that_was_measured(capsys, name):
     assert main(["papers", "show", name]) == 0
     shown = capsys.readouterr().out
-    known = own_findings()["L9"]
+    known = known_findings()["L9"]
     assert shown.startswith("L9: ")
     for piece in (*known.evidence, *known.left_out):
         assert piece.says in shown
@@ -124,7 +124,7 @@ def test_json_has_every_finding_with_its_effects_and_regimes(capsys, monkeypatch
     assert main(["papers", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["schema_version"] == SCHEMA_VERSION
-    assert [one["id"] for one in content["findings"]] == list(own_findings())
+    assert [one["id"] for one in content["findings"]] == list(known_findings())
     assert [one["id"] for one in content["artefacts"]] == list(papers.ARTEFACTS)
     for told, review in zip(content["findings"], REVIEWED.values(), strict=True):
         answer = TESTED_AND_OPEN if review.tested_and_open else review.finding.answer
@@ -167,7 +167,7 @@ def test_a_table_that_a_paper_has_names_its_findings(capsys, monkeypatch, tmp_pa
     monkeypatch.chdir(tmp_path)
     assert main(["papers", "show", "xiong2020.fig4ab"]) == 0
     said = capsys.readouterr().out
-    assert [name for name in own_findings() if f"\n{name}: " in said] == ["X4", "X5", "X9"]
+    assert [name for name in known_findings() if f"\n{name}: " in said] == ["X4", "X5", "X9"]
 
 
 def test_json_says_everything(measured, capsys, tmp_path):
@@ -241,6 +241,27 @@ def test_debugging_shows_where_it_comes_from_and_goes_on(measured, capsys, monke
     assert [id_ for id_, _, _ in measured] == [ARTEFACT.id, FAILING.id]
 
 
+def test_a_page_that_cannot_be_written_is_a_failure(measured, capsys, monkeypatch):
+    assert main(["papers", "reproduce", ARTEFACT.id]) == 0
+
+    def full(*_):
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr("normlab.report.reproduction.write_reproduction_page", full)
+    with pytest.raises(SystemExit) as stopped:
+        main(["papers", "reproduce", ARTEFACT.id])
+    assert stopped.value.code == 1
+    assert len(measured) == 1
+
+
+def test_tables_alone_have_no_list_of_findings_and_commands_see_the_same_results(measured, capsys):
+    assert main(["papers", ARTEFACT.id, FAILING.id]) == 0
+    assert "finding" not in capsys.readouterr().out
+    assert main(["papers", "show", ARTEFACT.id, "--runs", "my runs"]) == 0
+    command = capsys.readouterr().out.splitlines()[-1]
+    assert command == f"normlab papers reproduce {ARTEFACT.id} --runs 'my runs'"
+
+
 @pytest.mark.slow
 def test_those_without_a_study_are_left_out_of_several_and_refused_alone(measured, capsys):
     with pytest.raises(SystemExit):
@@ -284,7 +305,7 @@ def test_the_runs_that_were_planned_for_a_finding_are_trained_once(measured, cap
     regime = tmp_path / "runs/toy/regime.toml"
     regime.parent.mkdir(parents=True)
     regime.write_text(TOY, encoding="utf-8")
-    planned = [read_experiment(regime, CONFIGS)]
+    planned = [read_experiment(tmp_path / "runs", "toy", CONFIGS)]
     monkeypatch.setattr("normlab.papers.experiments.planned_for", lambda *_: planned)
     monkeypatch.setattr("normlab.report.papers.write_papers_page", lambda *_: "papers.html")
     monkeypatch.setattr(papers, "ARTEFACTS", {"xiong2020.fig2a": PLAIN})
@@ -301,7 +322,7 @@ def test_the_runs_that_were_planned_for_a_finding_are_trained_once(measured, cap
 
 
 def test_the_planned_runs_of_a_finding_are_those_of_the_regimes_that_it_names():
-    planned = planned_for([own_findings()["X5"]], read_book(), CONFIGS)
+    planned = planned_for([known_findings()["X5"]], read_book(), CONFIGS)
     assert [e.name for e in planned] == ["bert-placement"]
 
 

@@ -14,7 +14,7 @@ from normlab.lab.config import Config, numbers, run_id
 from normlab.papers import ARTEFACTS
 from normlab.papers.artefact import Measurement
 from normlab.papers.disputes import RATES, SEEDS
-from normlab.papers.finding import own_findings
+from normlab.papers.finding import known_findings
 from normlab.papers.lab import Lab
 from normlab.papers.studies import rate_search
 from normlab.papers.trainings import LAPTOP, at_factor, changed, side_of, sweep
@@ -26,7 +26,7 @@ BROWN = Path(__file__).parents[2] / "results" / "brown"
 
 
 def test_every_dispute_is_a_finding_with_both_positions():
-    findings = [one for one in own_findings().values() if one.paper == "disputes"]
+    findings = [one for one in known_findings().values() if one.paper == "disputes"]
     assert [one.artefacts for one in findings] == [(id_,) for id_ in DISPUTES]
     assert all(len(one.published) >= 2 for one in DISPUTES.values())
     pieces = [piece for one in findings for piece in one.evidence if piece.effect == "difference"]

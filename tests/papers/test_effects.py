@@ -12,7 +12,7 @@ from scipy import stats
 from normlab.errors import UserError
 from normlab.judging.statistics import MetricScale, contrasts
 from normlab.lab.tasks import TASKS
-from normlab.papers.effects import BLEU, EFFECTS, MEASURED, METRICS
+from normlab.papers.effects import BLEU, EFFECTS, MEASURED, METRICS, UnmeasuredError
 from normlab.papers.end_measures import MEASURES, UPDATES
 from normlab.papers.estimate import Estimate
 from normlab.papers.finding import Expectation
@@ -477,3 +477,63 @@ def test_every_effect_of_runs_waits_for_its_rows():
 def test_what_an_effect_cannot_read_is_one_sentence(name, arguments, said):
     with pytest.raises(UserError, match=said):
         effect(name, regime(run("a", 1), run("b", 1)), **arguments)
+
+
+GRADIENTS = {"gradient_ratio": {"after": 50}, "spread_ratio": {"after": 50}}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize(
+    "norms",
+    [[(10, 2.0)], [(60, 0.0), (70, 0.0), (80, 0.0)], [(60, math.inf)]],
+    ids=["none", "zero", "infinite"],
+)
+def test_a_run_without_gradient_norms_to_compare_leaves_no_ratio(name, norms):
+    usual = [(60, 1.0), (70, 2.0), (80, 3.0)]
+    rows = regime(run("a", 1, gradients=norms), run("b", 1, gradients=usual))
+    for of, over in ("ab", "ba"):
+        with pytest.raises(UnmeasuredError):
+            effect(name, rows, of=of, over=over, **GRADIENTS[name])
+
+
+def test_a_run_that_was_cut_short_neither_trains_nor_fails():
+    rows = regime(run("a", 1), run("a", 2, outcome=""), run("a", 3, outcome="diverged"))
+    assert effect("trains", rows, of="a").runs == 2
+    failed = effect("fails", rows, of="a", least=10.0)
+    assert (failed.value, failed.runs) == (0.5, 2)
+
+
+@pytest.mark.parametrize(("metric", "value"), [("bleu", 0.0), ("nll", 5.0)])
+def test_a_run_that_has_diverged_by_a_step_has_its_worst_score_there(metric, value):
+    diverged = run("a", 1, nll=((100, 5.0), (200, 3.0)), outcome="diverged")
+    ended = run("b", 1, nll=((100, 4.5), (200, 4.0), (400, 3.5)))
+    rows = regime(diverged, ended)
+    for place, at in (({"step": 400}, 400), ({"share": 0.8}, 200)):
+        compared = effect("dev_difference", rows, of="a", over="b", metric=metric, **place)
+        # a score of 0 has no place on the scale of BLEU, and counts as half a unit of its last digit
+        assert compared.value == pytest.approx(value - dict(ended.dev[metric])[at], abs=0.1)
+    before = effect("dev_difference", rows, of="a", over="b", metric="nll", step=200)
+    assert before.value == pytest.approx(-1.0)
+
+
+def test_a_table_with_several_rows_for_a_seed_is_refused():
+    table = [
+        {"seed": seed, "stack": stack, "layer": 1, "norm": size}
+        for seed in (1, 2)
+        for stack, size in (("encoder", 1.0), ("decoder", 100.0))
+    ]
+    rows = regime(tables={"t": table})
+    both = {"table": "t", "y": "norm", "of": {"layer": 1}}
+    for name, rest in (("row_ratio", {"over": {"layer": 1}}), ("last_over_first", {})):
+        with pytest.raises(UserError, match="for seed 1;"):
+            effect(name, rows, **both, **rest)
+    table.append({"seed": 2, "stack": "encoder", "layer": 2, "norm": 1.0})
+    with pytest.raises(UserError, match="differ in layer"):
+        effect("exponent", rows, table="t", y="norm", x="layer", of={"stack": "encoder"})
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_rate_that_diverged_is_not_the_best_of_a_sweep(order):
+    swept = [{"cell": "a", "rate": 1e-3, "nll": 3.0}, {"cell": "a", "rate": 2e-3, "nll": math.nan}]
+    rows = regime(tables={"rates": swept[::order]})
+    assert effect("swept_loss", rows, of="a", rate=1e-3).value == 0.0

@@ -9,10 +9,10 @@ import pytest
 from normlab.errors import UserError
 from normlab.papers import ARTEFACTS
 from normlab.papers.estimate import Estimate
-from normlab.papers.exact import own_statements, read_statements
+from normlab.papers.exact import known_statements, read_statements
 from normlab.papers.results import KEPT, standing
 
-STATEMENTS = own_statements()
+STATEMENTS = known_statements()
 
 
 @pytest.mark.parametrize("one", STATEMENTS, ids=lambda one: f"{one.artefact}-{one.measures[0]}")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from normlab.errors import UserError
-from normlab.papers import finding
+from normlab.papers import finding, phrases
 from normlab.papers.estimate import Estimate
 from normlab.papers.finding import (
     Evidence,
@@ -18,8 +18,8 @@ from normlab.papers.finding import (
     Piece,
     Reviewed,
     faults,
+    known_findings,
     measured,
-    own_findings,
     read_findings,
     reviewed,
 )
@@ -322,7 +322,7 @@ def test_a_finding_names_only_what_exists(tmp_path, monkeypatch, key, value):
     (tmp_path / "own.toml").write_text(named)
     monkeypatch.setattr(finding, "FILES", [*finding.FILES, tmp_path / "own.toml"])
     with pytest.raises(UserError, match=f"Z1.*{key}.*'{value}'"):
-        own_findings()
+        known_findings()
 
 
 def test_only_a_loser_of_scores_can_be_untuned(results):
@@ -385,3 +385,13 @@ def test_a_side_at_the_edge_of_the_rates_tried_decides_nothing(results, tmp_path
     edge = 'above = 0, edge = "b has the highest" }'
     (tmp_path / "own.toml").write_text(ENTRY.replace("above = 0 }", edge))
     assert {results(*rows(gap)).evidence[0].reading for gap in (5.0, -5.0)} == {"open"}
+
+
+def test_a_run_that_keeps_nothing_to_read_leaves_its_effect_open_with_the_reason(results, tmp_path):
+    (tmp_path / "own.toml").write_text(ENTRY.replace('"difference"', '"dev_difference"'))
+    lost = [{**line, "dev": []} if line["cell"] == "a" else line for line in rows(10.0)]
+    (read,) = results(*lost).evidence
+    assert (read.reading, read.held_open_by) == ("open", "")
+    assert math.isnan(read.estimate.value)
+    assert "of a keeps no nll on dev" in read.unmeasured
+    assert read.unmeasured in phrases.reading(read)

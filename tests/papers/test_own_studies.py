@@ -15,7 +15,7 @@ import pytest
 from normlab.lab.config import DataConfig
 from normlab.nn import Placement
 from normlab.papers import ARTEFACTS, lab
-from normlab.papers.exact import own_statements
+from normlab.papers.exact import known_statements
 from normlab.papers.regimes import read_source
 from normlab.papers.reproduce import each, reproduce
 from reviewed_findings import BOOK, FINDINGS
@@ -38,7 +38,7 @@ BARE = replace(ARTEFACTS["apx.blocks"], id="apx.bare", study=None)
 def measures_named() -> dict[str, set[str]]:
     """The measures of studies that findings and exact statements name, by artefact."""
     named: dict[str, set[str]] = {}
-    for statement in own_statements():
+    for statement in known_statements():
         named.setdefault(statement.artefact, set()).update(statement.measures)
     read = cache(read_source)
     for finding in FINDINGS.values():
@@ -127,7 +127,7 @@ def test_every_study_belongs_to_an_artefact():
 def holding(artefact, root):
     """Whether each exact statement about an artefact holds of what its study measures."""
     measured = reproduce(artefact, root).measures
-    return [one.holds(measured) for one in own_statements() if one.artefact == artefact.id]
+    return [one.holds(measured) for one in known_statements() if one.artefact == artefact.id]
 
 
 def test_a_wrong_block_is_seen(root, monkeypatch):

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from normlab.errors import UserError
-from normlab.papers.regimes import RESULTS, read_book, read_source
+from normlab.papers.regimes import RESULTS, Book, Declaration, Setting, read_book, read_source
 from reviewed_findings import BOOK
 
 PLAN = """
@@ -235,3 +235,17 @@ def test_what_is_not_there_is_one_sentence(tmp_path):
     (tmp_path / "regimes.toml").write_text('[settings]\n[regimes.a]\non = "b"\nsources = ["c"]\nsays = "d"\n')
     with pytest.raises(UserError, match="setting 'b'"):
         read_book(tmp_path / "regimes.toml")
+
+
+def test_a_run_that_two_sources_have_counts_once(tmp_path):
+    for name, run in (("first", "r1"), ("same", "r1"), ("other", "r2")):
+        write_regime(tmp_path / name, {**ROW, "run": run})
+
+    def joined(*names):
+        sources = tuple(f"{name}/pair" for name in names)
+        declared = Declaration("small", sources, "")
+        return Book({"small": Setting("small", "", "")}, {"both": declared}, (tmp_path,)).regime("both")
+
+    assert len(joined("first", "same").runs) == 1
+    with pytest.raises(UserError, match="two runs of the cell"):
+        joined("first", "other")

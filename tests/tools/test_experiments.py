@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -180,6 +181,16 @@ def test_a_curve_of_a_long_training_has_at_most_a_hundred_points(tmp_path):
     assert curve[0] == [3, 2.0, 1.0]
     assert curve[-1][0] == 251
     assert max(norm for *_, norm in curve) == 7.0
+
+
+def test_a_curve_shows_that_its_run_diverged_and_norms_of_any_size(tmp_path):
+    folder = RunFolder(tmp_path)
+    for step in range(1, 204):
+        norm = math.nan if step == 203 else 1.23456e-5
+        folder.append_metrics({"kind": "train", "step": step, "nll": 1.0, "grad_norm_l2": norm})
+    curve = train_curve(folder)
+    assert curve[0][-1] == 1.235e-5
+    assert math.isnan(curve[-1][-1])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import same_numbers
 from cases import each
 from normlab.cli.presets import CONFIGS
 from normlab.papers import ARTEFACTS
-from normlab.papers.finding import own_findings
+from normlab.papers.finding import known_findings
 from normlab.papers.trainings import SCALES
 from same_numbers_comparing import Names, difference, load, same, shared
 from same_numbers_configurations import CONFIGURATIONS, DiagnosisOf, Starts, Training, Watched
@@ -284,7 +284,7 @@ def test_every_artefact_and_preset_has_its_identity(tmp_path):
     driver = Driver(same_numbers.told(), tmp_path / "runs", tmp_path)
     tables = driver.give("identities", tmp_path)
     assert {column.split()[0] for column in tables["run_ids"][0]} == set(CONFIGS)
-    assert {column.split()[0] for column in tables["effects"][0]} <= set(own_findings())
+    assert {column.split()[0] for column in tables["effects"][0]} <= set(known_findings())
     for scale in SCALES:
         cells = sum(len(a.trainings[scale].cells) for a in ARTEFACTS.values() if scale in a.trainings)
         assert len(tables[f"run_ids.{scale}"][0]) == cells

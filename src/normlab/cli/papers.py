@@ -31,7 +31,7 @@ from normlab.lab.training.jobs import Queue, usable_cores
 from normlab.papers import phrases
 from normlab.papers.adding import add_paper
 from normlab.papers.artefact import Artefact, Reproduction
-from normlab.papers.finding import Evidence, Finding, Reviewed, faults, own_findings, reviewed
+from normlab.papers.finding import Evidence, Finding, Reviewed, faults, known_findings, reviewed
 from normlab.papers.named import Named, artefacts_of, named, of_paper
 from normlab.papers.regimes import RUNS_FILE, Book, read_book
 from normlab.papers.results import (
@@ -54,7 +54,7 @@ STYLES: Final = {
     "another text": "yellow",
     "damaged": "bold red",
 }
-"""By the state of an artefact; below by the answer about a finding, and by what an effect says of it."""
+"""The style of each state of an artefact. The two tables below hold those of answers and of readings."""
 ANSWER_STYLES: Final = {
     "supported": "green",
     "partly": "yellow",
@@ -92,7 +92,7 @@ class PapersCommand:
         """
         _add_papers(self.paper)
         book = read_book(roots=(self.runs, RESULTS))
-        known = own_findings()
+        known = known_findings()
         wanted, artefacts = _wanted(self.names or ("all",), known)
         findings = [reviewed(finding, book) for finding in wanted]
         # the list of all findings does not wait for the results of all artefacts
@@ -108,9 +108,10 @@ class PapersCommand:
             (status,) = statuses
             others = at_other_scales([status.artefact], folders(self.runs), self.scale)
             resting = [finding for finding in known.values() if status.artefact.id in finding.artefacts]
-            _show_artefact(status, others, [reviewed(finding, book) for finding in resting])
+            _show_artefact(status, others, [reviewed(finding, book) for finding in resting], self._options())
         else:
-            _list_findings(findings)
+            if findings:
+                _list_findings(findings)
             if statuses:
                 _list_artefacts(statuses)
         _require_answers_that_follow(self.paper, known, book)
@@ -140,14 +141,18 @@ class PapersCommand:
 
     def _reproduce(self, finding: Finding) -> str:
         """The command that trains what a finding lacks, with the files that this one was given."""
-        words = ["normlab", "papers", "reproduce", finding.id]
+        return shlex.join(["normlab", "papers", "reproduce", finding.id, *self._options()])
+
+    def _options(self) -> list[str]:
+        """The options with which another command sees what this one sees."""
+        words: list[str] = []
         if self.runs != RUNS:
             words += ["--runs", str(self.runs)]
         if self.paper:
             words += ["--paper", *map(str, self.paper)]
         for module in self.imports:
             words += ["--import", module]
-        return shlex.join(words)
+        return words
 
 
 def _add_papers(files: Iterable[Path]) -> None:
@@ -332,9 +337,14 @@ def _list_artefacts(statuses: Sequence[ArtefactStatus]) -> None:
 
 
 def _show_artefact(
-    status: ArtefactStatus, others: Sequence[ArtefactStatus], findings: Sequence[Reviewed]
+    status: ArtefactStatus,
+    others: Sequence[ArtefactStatus],
+    findings: Sequence[Reviewed],
+    options: Sequence[str],
 ) -> None:
-    """Print an artefact: what is in print, what was measured, and the findings that rest on it."""
+    """Print an artefact: what is in print, what was measured, and the findings that rest on it. The commands
+    at the end have the ``options`` of this one.
+    """
     artefact = status.artefact
     state = phrases.state(status), STYLES.get(status.state, "dim")
     terminal.write(Text.assemble((artefact.id, "bold"), ": ", state))
@@ -356,9 +366,10 @@ def _show_artefact(
     if status.path is not None:
         terminal.write("", f"result: {status.path}")
     for scale in (other.scale for other in others):
-        terminal.write("", f"at the {scale} scale: normlab papers show {artefact.id} --scale {scale}")
+        shown = ["normlab", "papers", "show", artefact.id, "--scale", scale, *options]
+        terminal.write("", f"at the {scale} scale: {shlex.join(shown)}")
     if artefact.study:
-        terminal.write("", phrases.command(artefact, status.scale))
+        terminal.write("", phrases.command(artefact, status.scale, options))
 
 
 FAILED: Final = 1
@@ -413,7 +424,7 @@ class ReproduceCommand:
         backend(self.on)  # reject a wrong name before anything is measured
         _add_papers(self.paper)
         book = read_book(roots=(self.runs, RESULTS))
-        known = own_findings()
+        known = known_findings()
         asked, left_out = named(self.names, known), named(self.without, known)
         # regimes are planned at the laptop scale alone
         findings = [
@@ -425,11 +436,14 @@ class ReproduceCommand:
         budget = seconds_of(self.budget, "--budget")
         until = math.inf if budget is None else time.monotonic() + budget
         wanted = self._wanted(asked, left_out, having_more=bool(experiments))
-        missing = self._not_measured(wanted)
-        failed = self._measure([artefact for artefact in missing if not artefact.trainings], until)
+        missing, failed = self._not_measured(wanted)
+        failed += self._measure([artefact for artefact in missing if not artefact.trainings], until)
         to_train = {artefact.id: artefact for artefact in missing if self.scale in artefact.trainings}
         if to_train:
             failed += self._train(to_train, until)
+        for artefact in missing:
+            if artefact.trainings and artefact.id not in to_train:
+                print(f"{artefact.id}: left out, it has no trainings of the {self.scale} scale")
         for experiment in experiments:
             if not self._train_planned(experiment, until):
                 failed.append(experiment.name)
@@ -438,14 +452,16 @@ class ReproduceCommand:
             errors.write(f"normlab: {len(failed)} could not be measured: {', '.join(failed)}")
             raise SystemExit(FAILED)
 
-    def _not_measured(self, wanted: Sequence[Artefact]) -> list[Artefact]:
-        """Return the artefacts to measure; write the pages of the others."""
+    def _not_measured(self, wanted: Sequence[Artefact]) -> tuple[list[Artefact], list[str]]:
+        """Write the pages of what is measured; return the artefacts that are not, and the ids of those whose
+        page could not be written.
+        """
         statuses = _statuses_of(wanted, self.runs, self.scale)
         measured = {status.artefact.id for status in statuses if status.whole and not self.again}
-        for artefact in wanted:
-            if artefact.id in measured:
-                self._done(artefact, None)
-        return [artefact for artefact in wanted if artefact.id not in measured]
+        failed = [
+            artefact.id for artefact in wanted if artefact.id in measured and not self._done(artefact, None)
+        ]
+        return [artefact for artefact in wanted if artefact.id not in measured], failed
 
     def _write_page(self) -> Path:
         """Write the page about all findings, with what was measured now; return its path."""
@@ -453,7 +469,7 @@ class ReproduceCommand:
 
         book = read_book(roots=(self.runs, RESULTS))
         return write_papers_page(
-            [reviewed(finding, book) for finding in own_findings().values()],
+            [reviewed(finding, book) for finding in known_findings().values()],
             _statuses_of(papers.ARTEFACTS.values(), self.runs),
             folders(self.runs)[0],
             at_other_scales(papers.ARTEFACTS.values(), folders(self.runs)),
@@ -473,7 +489,7 @@ class ReproduceCommand:
         if having_more and not wanted:
             return []
         if not wanted:
-            if not_left_out != in_all:
+            if not_left_out != in_all or any(thing in left_out for thing in asked):
                 raise UserError("--without leaves nothing to measure; leave out fewer")
             raise UserError(self._without_study(in_all))
         self._require_scale(wanted)
@@ -485,8 +501,9 @@ class ReproduceCommand:
         having = [artefact.id for artefact in papers.ARTEFACTS.values() if artefact.study]
         close = difflib.get_close_matches(name, having, MOST_NAMED, cutoff=0)
         return (
-            f"{', '.join(self.names)} has no table or figure with a study yet, and no runs that are planned; "
-            f"the nearest that have one: {', '.join(close)}; normlab papers all lists all of them"
+            f"{', '.join(self.names)} has no table or figure with a study yet, and no planned runs of the "
+            f"{self.scale} scale that are missing; the nearest that have a study: {', '.join(close)}; "
+            "normlab papers all lists all of them"
         )
 
     def _require_scale(self, wanted: Sequence[Artefact]) -> None:
@@ -561,16 +578,16 @@ class ReproduceCommand:
             print(f"{experiment.name}: not planned to the end; it waits for its pilot")
             return True
         file = self.runs / experiment.name / RUNS_FILE
-        missing = experiment.missing(RESULTS / experiment.name / RUNS_FILE, file)
-        planned, left = len(list(experiment.configs())), len(missing)
-        in_time = takewhile(lambda _: time.monotonic() <= until, missing)
+        files = [RESULTS / experiment.name / RUNS_FILE, file]
+        in_time = takewhile(lambda _: time.monotonic() <= until, experiment.missing(*files))
         try:
-            for row in train_missing(in_time, self.runs, file, experiment.measure):
-                left -= 1
+            for row in train_missing(in_time, self.runs, file, experiment.measure, log=_progress):
                 _progress(f"{experiment.name}: {row['cell']}, seed {row['seed']}: {row['outcome']}")
         except Exception as error:  # the other experiments are still trained
             errors.report(error, ["papers", "reproduce", experiment.name])
             return False
+        # another process may have trained some of them meanwhile
+        planned, left = len(list(experiment.configs())), len(experiment.missing(*files))
         more = "; the same command trains them" if left else ""
         print(f"{experiment.name}: {left} of {count(planned, 'run')} left{more}")
         return True

@@ -4,8 +4,9 @@ Each is a function of a ``Regime`` and of keywords, registered under its name fo
 are compared within seeds, on a scale without edges (``MetricScale``), so no interval leaves the metric's
 range. A run that failed without a score, such as one that diverged before its first validation, has the worst
 one: papers print such runs as 0 BLEU or as a failure, and leave none out. Where a metric has no worst value,
-as a loss, the run's own worst on dev stands for it, and without that the comparison is refused with the name
-of the run. Other cells, whose pairs lend a comparison their variance, lend none if they cannot be measured.
+as a loss, the run's own worst on dev stands for it. Without that there is no effect, and ``UnmeasuredError``
+names the run. The regime's other cells help to estimate how much a pair varies; a cell that cannot be
+measured is left out of that.
 """
 
 from __future__ import annotations
@@ -137,8 +138,15 @@ def _mean_ratio(values: Sequence[float]) -> Estimate:
     return (mean_ratio(values) if values else NOTHING).of_unit(RATIO)
 
 
-class NoScoreError(UserError):
-    """A run keeps no score, and the metric has no worst one to stand for it."""
+class UnmeasuredError(UserError):
+    """A run keeps nothing that an effect could read, such as a score, and nothing can stand for it."""
+
+
+def _ratio(of: float, over: float) -> float:
+    """The ratio of two positive numbers. Raises UnmeasuredError for others: a geometric mean has none."""
+    if not (0 < of < math.inf and 0 < over < math.inf):
+        raise UnmeasuredError(f"a ratio needs two positive numbers, got {of:g} and {over:g}")
+    return of / over
 
 
 def score_or_worst(run: Run, metric: Metric) -> float:
@@ -167,10 +175,9 @@ def _failed_without(run: Run, metric: Metric) -> bool:
     return failed and (score is None or not math.isfinite(score))
 
 
-def _no_score(run: Run, metric: Metric, place: str) -> NoScoreError:
-    return NoScoreError(
-        f"run {run.id} of {run.cell} keeps no {metric.name} on {place}, and nothing stands for it; "
-        "name another metric, or leave the cell out"
+def _no_score(run: Run, metric: Metric, place: str) -> UnmeasuredError:
+    return UnmeasuredError(
+        f"run {run.id} of {run.cell} keeps no {metric.name} on {place}, and nothing stands for it"
     )
 
 
@@ -200,7 +207,7 @@ def _difference(
 ) -> Estimate:
     """The mean difference of two sides within seeds, as one of scores around the mean of all of them.
 
-    ``value`` gives a side's runs at one seed a number on the metric's scale, or raises ``NoScoreError``. The
+    ``value`` gives a side's runs at one seed a number on the metric's scale, or raises UnmeasuredError. The
     interval is the one that ``compare`` would give if it had a single pair to decide: a few seeds hardly tell
     how much a pair varies, so its variance is moderated by the typical one of all pairs of the regime's
     cells.
@@ -230,7 +237,7 @@ def _value_or_nan(value: Callable[[Sequence[Run]], float], runs: Sequence[Run]) 
     """The value of runs; NaN if they have none."""
     try:
         return value(runs)
-    except NoScoreError:
+    except UnmeasuredError:
         return math.nan
 
 
@@ -302,8 +309,15 @@ def _best_nll(run: Run) -> float:
 
 @effect()
 def trains(regime: Regime, of: CellNames) -> Estimate:
-    """The share of the runs of some cells that train, with its exact interval."""
-    return _share([run.trained for cell in names(of) for run in regime.cell(cell).values()])
+    """The share of the runs of some cells that train, with its exact interval. A run that was cut short has
+    no outcome, and does not count.
+    """
+    return _share([run.trained for run in _ended(regime, of)])
+
+
+def _ended(regime: Regime, of: CellNames) -> list[Run]:
+    """The runs of some cells that were not cut short."""
+    return [run for cell in names(of) for run in regime.cell(cell).values() if run.outcome]
 
 
 def _share(counted: Sequence[bool]) -> Estimate:
@@ -320,10 +334,10 @@ def _share(counted: Sequence[bool]) -> Estimate:
 @effect()
 def fails(regime: Regime, of: CellNames, least: float, metric: str = "bleu") -> Estimate:
     """The share of the runs of some cells that do not train, or end below a least test score, with its exact
-    interval.
+    interval. A run that was cut short has no outcome, and does not count.
     """
     shown = _metric(regime, metric)
-    runs = [run for cell in names(of) for run in regime.cell(cell).values()]
+    runs = _ended(regime, of)
     return _share([not run.trained or shown.better(least, score_or_worst(run, shown)) for run in runs])
 
 
@@ -342,7 +356,7 @@ def steps_ratio(regime: Regime, of: str, over: str) -> Estimate:
         if reached is None:
             all_arrived = False
             reached = curve[-1][0]
-        ratios.append(reached / step)
+        ratios.append(_ratio(reached, step))
     ratio = _mean_ratio(ratios)
     return ratio if all_arrived else replace(ratio, high=math.inf)
 
@@ -351,12 +365,14 @@ def steps_ratio(regime: Regime, of: str, over: str) -> Estimate:
 def dev_difference(
     regime: Regime, of: str, over: str, metric: str = "nll", step: int = 0, share: float = 1.0
 ) -> Estimate:
-    """The dev score of ``of`` minus that of ``over`` after a step, or after a share of the training."""
+    """The dev score of ``of`` minus that of ``over`` at the last validation up to ``step``; without a step,
+    up to a share of each run's own training. A run that had failed by then has its worst score.
+    """
     shown = _metric(regime, metric, on_dev=True)
+    longest = max((curve[-1][0] for run in regime.runs if (curve := _dev(run, metric))), default=0)
 
     def reached(runs: Sequence[Run]) -> float:
-        scores = [_dev_or_worst(run, shown, lambda curve: _at(curve, step, share)) for run in runs]
-        return _mean_on_scale(scores, shown)
+        return _mean_on_scale([_dev_at(run, shown, step, share, longest) for run in runs], shown)
 
     return _difference(regime, of, over, shown, reached)
 
@@ -416,14 +432,22 @@ def gradient_ratio(regime: Regime, of: str, over: str, after: int) -> Estimate:
     """
 
     def middle(run: Run) -> float:
-        return median(_norms(run, after))
+        return median(_logged_norms(run, after))
 
-    return _mean_ratio([middle(first) / middle(second) for first, second in _pairs(regime, of, over)])
+    return _mean_ratio([_ratio(middle(first), middle(second)) for first, second in _pairs(regime, of, over)])
 
 
 def _norms(run: Run, after: int) -> list[float]:
     """The norms of a run's gradient after a step."""
     return [norm for step, norm in run.gradients if step > after]
+
+
+def _logged_norms(run: Run, after: int) -> list[float]:
+    """The norms of a run's gradient after a step. Raises UnmeasuredError if it logged none."""
+    norms = _norms(run, after)
+    if not norms:
+        raise UnmeasuredError(f"run {run.id} of {run.cell} logged no gradient norm after step {after}")
+    return norms
 
 
 SPIKE: Final = 3.0
@@ -460,10 +484,11 @@ def spread_ratio(regime: Regime, of: str, over: str, after: int) -> Estimate:
     """
 
     def spread(run: Run) -> float:
-        low, middle, high = np.percentile(_norms(run, after), (25, 50, 75))
-        return float((high - low) / middle)
+        with np.errstate(invalid="ignore"):  # of infinite norms the quartiles are no numbers
+            low, middle, high = np.percentile(_logged_norms(run, after), (25, 50, 75))
+        return _ratio(float(high - low), float(middle))
 
-    return _mean_ratio([spread(first) / spread(second) for first, second in _pairs(regime, of, over)])
+    return _mean_ratio([_ratio(spread(first), spread(second)) for first, second in _pairs(regime, of, over)])
 
 
 @effect(1.0)
@@ -510,7 +535,9 @@ def swept_loss(regime: Regime, of: str, rate: float) -> Estimate:
     if rate not in swept:
         tried = ", ".join(f"{one:g}" for one in swept)
         raise UserError(f"the sweep of {of} has no rate {rate:g}; it has {tried}")
-    return Estimate.of_too_few(swept[rate] - min(swept.values()), 1).of_unit("nats")
+    # a run that diverged has no loss, and is not the best one
+    best = min(loss for loss in swept.values() if math.isfinite(loss))
+    return Estimate.of_too_few(swept[rate] - best, 1).of_unit("nats")
 
 
 @effect(1.0)
@@ -562,7 +589,7 @@ def last_over_first(
     over seeds; ``of`` has the values of other columns.
     """
     curves = _curves(regime, table, y, x, of)
-    return mean_ratio(curve[-1][1] / curve[0][1] for curve in curves).of_unit(RATIO)
+    return _mean_ratio([_ratio(curve[-1][1], curve[0][1]) for curve in curves])
 
 
 @effect(1.0)
@@ -570,9 +597,9 @@ def row_ratio(
     regime: Regime, table: str, y: str, of: Mapping[str, Value], over: Mapping[str, Value]
 ) -> Estimate:
     """The column ``y`` of a study's table in the rows ``of`` over that in the rows ``over``, within seeds."""
-    first, second = ({row["seed"]: row[y] for row in _rows(regime, table, side)} for side in (of, over))
+    first, second = (_column(regime, table, y, side) for side in (of, over))
     both = sorted(first.keys() & second.keys())
-    return _mean_ratio([first[seed] / second[seed] for seed in both])
+    return _mean_ratio([_ratio(first[seed], second[seed]) for seed in both])
 
 
 @effect()
@@ -614,7 +641,7 @@ def layers_ratio(regime: Regime, of: str, stack: str, matrix: str, step: int | N
         layers = _place(_weights(run, step), "gradients", "mean_grad_l2", stack)
         if layers:
             values = _matrix(layers, matrix)
-            ratios.append(values[-1] / values[0])
+            ratios.append(_ratio(values[-1], values[0]))
     return _mean_ratio(ratios)
 
 
@@ -628,7 +655,7 @@ def gradients_after(regime: Regime, of: str, stack: str, matrix: str, step: int)
         before, after = (_place(_weights(run, at), "gradients", "mean_grad_l2", stack) for at in (0, step))
         if before and after:
             pairs = zip(_matrix(after, matrix), _matrix(before, matrix), strict=True)
-            ratios.append(math.exp(fmean(math.log(late / early) for late, early in pairs)))
+            ratios.append(math.exp(fmean(math.log(_ratio(late, early)) for late, early in pairs)))
     return _mean_ratio(ratios)
 
 
@@ -653,7 +680,7 @@ def matrices_ratio(
 
 
 def _mean_log(stack: Mapping[str, Sequence[float]], kinds: Sequence[str]) -> float:
-    return fmean(math.log(value) for kind in kinds for value in _matrix(stack, kind))
+    return fmean(math.log(_ratio(value, 1.0)) for kind in kinds for value in _matrix(stack, kind))
 
 
 def _matrix(stack: Mapping[str, Sequence[float]], kind: str) -> Sequence[float]:
@@ -680,7 +707,7 @@ def own_share_ratio(regime: Regime, of: str, over: str, stack: str, step: int | 
     for first, second in _pairs(regime, of, over):
         above, below = (_own_share(run, stack, step) for run in (first, second))
         if above is not None and below is not None:
-            ratios.append(above / below)
+            ratios.append(_ratio(above, below))
     return _mean_ratio(ratios)
 
 
@@ -727,11 +754,36 @@ def _rows(regime: Regime, table: str, of: Mapping[str, Value]) -> list[Row]:
 
 
 def _curves(regime: Regime, table: str, y: str, x: str, of: Mapping[str, Value]) -> list[Curve]:
-    """A study's column ``y`` over ``x``, for each seed."""
-    curves: dict[int, list[tuple[int, float]]] = {}
+    """A study's column ``y`` over ``x``, for each seed. Raises UserError if seeds have several rows of an
+    ``x``, or different ones.
+    """
+    curves: dict[int, dict[int, float]] = {}
     for row in _rows(regime, table, of):
-        curves.setdefault(row["seed"], []).append((row[x], row[y]))
-    return [sorted(curves[seed]) for seed in sorted(curves)]
+        curve = curves.setdefault(row["seed"], {})
+        if row[x] in curve:
+            raise _ambiguous(table, row["seed"], f"{x} {row[x]}")
+        curve[row[x]] = row[y]
+    points = [sorted(curves[seed].items()) for seed in sorted(curves)]
+    steps = [[step for step, _ in curve] for curve in points]
+    if any(of_seed != steps[0] for of_seed in steps):
+        raise UserError(f"the seeds of the table {table} differ in {x}")
+    return points
+
+
+def _column(regime: Regime, table: str, y: str, of: Mapping[str, Value]) -> dict[int, float]:
+    """A study's column ``y`` by seed. Raises UserError if a seed has several rows."""
+    values: dict[int, float] = {}
+    for row in _rows(regime, table, of):
+        if row["seed"] in values:
+            raise _ambiguous(table, row["seed"], "these values")
+        values[row["seed"]] = row[y]
+    return values
+
+
+def _ambiguous(table: str, seed: int, which: str) -> UserError:
+    return UserError(
+        f"the table {table} has several rows with {which} for seed {seed}; name the value of one more column"
+    )
 
 
 def _value(point: tuple[int, float]) -> float:
@@ -761,6 +813,20 @@ def _dev_or_worst(run: Run, metric: Metric, read: Callable[[Curve], float]) -> f
     if worst is None or not _failed_without(run, metric):
         raise _no_score(run, metric, "dev")
     return worst
+
+
+def _dev_at(run: Run, metric: Metric, step: int, share: float, longest: int) -> float:
+    """A run's dev score at the last validation up to a step, or up to a share of its training if the step is
+    0; the worst score of a run that had failed by then. ``longest`` is the length of the regime's trainings.
+    """
+    curve = _dev(run, metric.name)
+    has_failed = bool(run.outcome) and not run.trained
+    # a run that diverged ends early, so its own length is not that of the training
+    asked = step or share * longest
+    if curve and has_failed and curve[-1][0] < min(asked, longest):
+        worst = _worst(metric)
+        return max(map(_value, curve)) if worst is None else worst
+    return _dev_or_worst(run, metric, lambda scores: _at(scores, step, share))
 
 
 def _at(curve: Curve, step: int, share: float) -> float:

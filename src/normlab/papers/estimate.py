@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array: TypeAlias = NDArray[np.float64]
+_LARGEST_LOGARITHM: Final = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Estimate:
         return math.isfinite(self.low) or math.isfinite(self.high)
 
     def columns(self, name: str) -> dict[str, float]:
-        """Return the columns of a row: the value under a name, then the ends of its interval; an interval
-        without ends has none to draw, and shrinks to the value.
+        """Return the value under a name, and the ends of its interval under ``low`` and ``high``. Without an
+        interval both ends are the value, so that a chart draws none.
         """
         low, high = (self.low, self.high) if self.has_ends else (self.value, self.value)
         return {name: self.value, "low": low, "high": high}
@@ -82,8 +84,12 @@ def mean_ratio(values: Iterable[float]) -> Estimate:
 
 
 def exponential(logarithm: Estimate) -> Estimate:
-    """Turn the estimate of a logarithm into that of the number."""
-    return logarithm.mapped(math.exp)
+    """Turn the estimate of a logarithm into that of the number; an end too large for a float is infinite."""
+
+    def number(end: float) -> float:
+        return math.exp(end) if end < _LARGEST_LOGARITHM else math.inf
+
+    return logarithm.mapped(number)
 
 
 def slope(x: Sequence[float], curves: Iterable[Sequence[float]]) -> Estimate:

@@ -59,6 +59,6 @@ def _statement(entry: Mapping[str, Any], paper: str) -> Statement:
     return statement
 
 
-def own_statements() -> list[Statement]:
+def known_statements() -> list[Statement]:
     """Return all known exact statements, paper by paper."""
     return [statement for file in FILES for statement in read_statements(file)]

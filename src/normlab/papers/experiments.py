@@ -1,8 +1,8 @@
-"""Trainings that were planned for findings: the runs of a ``regime.toml`` that are not there yet.
+"""Trains the runs that a ``regime.toml`` plans and that have no line in ``runs.jsonl`` yet.
 
-A regime is a folder with a hand-written ``regime.toml``, which is there before its runs: what it asks, the
-cells that it trains, the seeds, and what has to be fixed beforehand. Each finished run leaves one line in
-``runs.jsonl``, with metrics alone. A configuration that has a line is not trained again.
+A regime is a folder. Its ``regime.toml`` is written by hand before the first run: the question, the cells,
+the seeds, and everything that must be fixed beforehand. Each finished run leaves one line in ``runs.jsonl``,
+with metrics alone. A configuration that has a line is not trained again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from normlab.base.files import regular, row_line, sync
+from normlab.base.files import read_json, regular, row_line, sync, write_json_atomic
 from normlab.base.locks import RunBusyError, reserved
 from normlab.base.rows import read_lines
 from normlab.errors import UserError, nearest
@@ -60,6 +60,7 @@ class Experiment(Plan):
     """A plan whose runs are trained here."""
 
     name: str
+    """Its folder below the results, with slashes."""
     presets: Mapping[str, Callable[[], Config]] = field(default_factory=dict, repr=False)
     """More configurations that it may start from."""
 
@@ -113,23 +114,27 @@ class Experiment(Plan):
         return resolve(config.recipe, replace(config, seeds=SeedConfig.of(seed), machine=machine))
 
 
-def read_experiment(file: Path, presets: Mapping[str, Callable[[], Config]]) -> Experiment:
-    """Read a ``regime.toml`` whose runs are trained here. Raises UserError for what cannot be trained."""
-    return Experiment(name=file.parent.name, presets=presets, **vars(read_plan(file)))
+def read_experiment(folder: Path, name: str, presets: Mapping[str, Callable[[], Config]]) -> Experiment:
+    """Read ``folder/name/regime.toml``, whose runs are trained here. Raises UserError for what cannot be
+    trained.
+    """
+    return Experiment(name=name, presets=presets, **vars(read_plan(folder / name / REGIME_FILE)))
 
 
 def planned_for(
     findings: Iterable[Finding], book: Book, presets: Mapping[str, Callable[[], Config]]
 ) -> list[Experiment]:
-    """The experiments among the regimes that findings name, each once."""
+    """The experiments with missing runs among the regimes that findings name, each once. A regime that has
+    all of its runs may have been trained elsewhere, and says too little to be trained here.
+    """
     pieces = [piece for finding in findings for piece in (*finding.evidence, *finding.left_out)]
-    sources = dict.fromkeys(source for piece in pieces for source in book.regimes[piece.regime].sources)
+    regimes = [book.regime(name) for name in dict.fromkeys(piece.regime for piece in pieces)]
+    incomplete = [regime for regime in regimes if regime.missing(regime.cells)]
     experiments = []
-    for source in sources:
-        files = [root / source / REGIME_FILE for root in book.roots]
-        first = next((file for file in files if file.is_file()), None)
+    for source in dict.fromkeys(source for regime in incomplete for source in regime.sources):
+        first = next((root for root in book.roots if (root / source / REGIME_FILE).is_file()), None)
         if first is not None:
-            experiments.append(read_experiment(first, presets))
+            experiments.append(read_experiment(first, source, presets))
     return experiments
 
 
@@ -140,10 +145,16 @@ def key(config: Config) -> str:
 
 def kept(file: Path) -> dict[str, Row]:
     """The lines of a file of runs, by key."""
-    rows = [row for _, row in read_lines(file)] if file.exists() else []
-    if any(not isinstance(row.get("key"), str) for row in rows):
-        raise UserError(f"{file} has a line without the key of its run; delete that line")
-    return {row["key"]: row for row in rows}
+    rows: dict[str, Row] = {}
+    for number, row in read_lines(file) if file.exists() else ():
+        run = row.get("key")
+        if not isinstance(run, str):
+            raise UserError(
+                f"{file}, line {number}, has no key, so no training here wrote it; move it to a regime that "
+                "is not trained here"
+            )
+        rows[run] = row
+    return rows
 
 
 def train_missing(
@@ -165,21 +176,37 @@ def train_missing(
         run = key(config)
         try:
             # whoever has the lock trains this run and writes its line before the lock ends
-            with reserved(runs / "taken" / run):
+            with reserved(place := runs / "taken" / run):
                 if run in kept(file):  # another process has trained it since these were listed
                     continue
-                started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+                made = _made_by(place, made_by or {})
                 folder = train(config, runs)
-                row = {**experiment_line(cell, seed, config, folder), **(made_by or {}), "started": started}
+                row = {**experiment_line(cell, seed, config, folder), **made}
                 if measure:
                     row["measured"] = measure_run(folder, measure)
                 append_line(file, row)
+                (place / "begun.json").unlink()
                 for weights in (folder.last, folder.previous, folder.best, folder.steps):
                     shutil.rmtree(weights, ignore_errors=True)
         except RunBusyError as busy:
             log(f"{file.parent.name} {cell} {seed} left out: {busy}")
             continue
         yield row
+
+
+def _made_by(place: Path, now: Mapping[str, str]) -> dict[str, str]:
+    """What code trains a run and since when; of one that other code began, ``A; finished by B``.
+
+    ``place`` keeps what began the run, until its line is written.
+    """
+    file = place / "begun.json"
+    if not file.is_file():
+        write_json_atomic(file, {**now, "started": _now()})
+    begun: dict[str, str] = read_json(file)
+    for name, value in now.items():
+        if begun.get(name) != value:
+            begun[name] = f"{begun[name]}; finished by {value}" if name in begun else value
+    return begun
 
 
 def append_line(file: Path, row: Row) -> None:
@@ -210,18 +237,18 @@ def append_line(file: Path, row: Row) -> None:
 def experiment_line(cell: str, seed: int, config: Config, folder: RunFolder) -> Row:
     """What is kept of a finished run."""
     status, scores = folder.status(), read_scores(folder.scores)
-    norms = [row["grad_norm_l2"] for row in folder.metrics() if row["kind"] == "train" and row["step"] <= 1]
     return {
         "key": key(config),
         "cell": cell,
         "seed": seed,
         "outcome": status.outcome.state if status.outcome else "",
         "test": {name: round(value, 3) for name, value in scores.items() if isinstance(value, float)},
-        "first_grad_norm": round(norms[0], 2) if norms else None,
         **_scales(folder),
         "seconds": round(status.train_seconds),
         "data": folder.config().data.digest[:8],
         **made_at(),
+        # a run that was interrupted may have gone on elsewhere
+        **({"hardware": status.hardware} if status.hardware else {}),
         "run": folder.path.name,
         "steps": status.step,
         "best_step": status.best_step,
@@ -233,8 +260,12 @@ def experiment_line(cell: str, seed: int, config: Config, folder: RunFolder) -> 
 
 def made_at() -> dict[str, str]:
     """Date and hardware of a measurement."""
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    return {"date": now, "hardware": hardware(torch.device("cpu"))}
+    return {"date": _now(), "hardware": hardware(torch.device("cpu"))}
+
+
+def _now() -> str:
+    """The minute, in UTC."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _scales(folder: RunFolder) -> dict[str, Any]:
@@ -264,6 +295,7 @@ def train_curve(folder: RunFolder) -> list[list[float]]:
     for start in range(0, len(rows), max(size, 1)):
         group = rows[start : start + size]
         nll = sum(row["nll"] for row in group) / len(group)
-        norm = max(row["grad_norm_l2"] for row in group)
-        curve.append([group[-1]["step"], round(nll, 4), round(norm, 3)])
+        # of a run that diverges the last norm is NaN, which max would pass over
+        norm = max((row["grad_norm_l2"] for row in group), key=lambda norm: (math.isnan(norm), norm))
+        curve.append([group[-1]["step"], round(nll, 4), float(f"{norm:.4g}")])
     return curve

@@ -22,7 +22,7 @@ from normlab.base.files import read_toml
 from normlab.base.io import from_plain
 from normlab.errors import UserError, nearest
 from normlab.papers import ARTEFACTS
-from normlab.papers.effects import EFFECTS, METRICS, names
+from normlab.papers.effects import EFFECTS, METRICS, NOTHING, UnmeasuredError, names
 from normlab.papers.estimate import Estimate
 from normlab.papers.regimes import Book, Regime
 
@@ -71,7 +71,9 @@ class Expectation:
         return self.within or (self.above, self.below)
 
     def reading(self, estimate: Estimate) -> Reading:
-        """Say whether the whole interval is as expected, or nowhere is, or neither."""
+        """Return ``agrees`` if the whole interval lies between the bounds, ``contradicts`` if none of it
+        does, else ``open``. Fewer than ``LEAST_RUNS`` runs are always open, unless the estimate is a share.
+        """
         if math.isnan(estimate.value) or (0 < estimate.runs < LEAST_RUNS and not estimate.share):
             return "open"
         low, high = self.bounds
@@ -179,6 +181,8 @@ class Evidence:
     """A cell that loses at a rate at the edge of those tried, to one at another rate; empty if none does."""
     held_open_by: Hold = ""
     """What holds it open although its interval decides."""
+    unmeasured: str = ""
+    """Why runs that are there give no estimate, such as that one of them keeps no score."""
 
     @property
     def equal(self) -> float | None:
@@ -283,9 +287,13 @@ def reviewed(finding: Finding, book: Book) -> Reviewed:
 
 
 def measured(piece: Piece, book: Book) -> Evidence:
-    """Measure a piece of evidence, and say how its estimate reads."""
+    """Measure a piece of evidence, and say how its estimate reads. It is open without an estimate."""
     regime = book.regime(piece.regime)
-    estimate = EFFECTS[piece.effect](regime, piece.arguments)
+    unmeasured = ""
+    try:
+        estimate = EFFECTS[piece.effect](regime, piece.arguments)
+    except UnmeasuredError as error:
+        estimate, unmeasured = NOTHING, str(error)
     missing = regime.missing(piece.cells())
     untuned = _untuned(piece, regime, estimate)
     reading = piece.expects.reading(estimate)
@@ -294,7 +302,7 @@ def measured(piece: Piece, book: Book) -> Evidence:
         reading = "open"
     if missing:
         reading, held_open_by = "waits", ""
-    return Evidence(piece, regime, estimate, reading, missing, untuned, held_open_by)
+    return Evidence(piece, regime, estimate, reading, missing, untuned, held_open_by, unmeasured)
 
 
 def _held_open_by(piece: Piece, estimate: Estimate, reading: Reading, untuned: str) -> Hold:
@@ -334,13 +342,13 @@ def _untuned(piece: Piece, regime: Regime, estimate: Estimate) -> str:
     return ""
 
 
-def faults(reviewed: Reviewed) -> list[str]:
+def faults(review: Reviewed) -> list[str]:
     """Say where the answer does not follow from the intervals, and what is not said of the evidence."""
-    finding = reviewed.finding
+    finding = review.finding
     sentences: list[str] = []
-    follows = answer_of(reviewed.counts)
+    follows = answer_of(review.counts)
     if finding.answer != follows:
-        readings = [evidence.reading for evidence in reviewed.evidence]
+        readings = [evidence.reading for evidence in review.evidence]
         sentences.append(f"its answer is {finding.answer!r}, and its intervals say {follows!r}: {readings}")
     if (finding.answer == "not tested here") != bool(finding.needs):
         sentences.append("a finding says what it needs exactly if it is not tested here")
@@ -348,8 +356,8 @@ def faults(reviewed: Reviewed) -> list[str]:
     for number, times in numbers.items():
         if times > 1:
             sentences.append(f"one number is read against more than one expectation: {', '.join(number)}")
-    sentences += _counted_twice(reviewed.evidence)
-    for evidence in (*reviewed.evidence, *reviewed.left_out):
+    sentences += _counted_twice(review.evidence)
+    for evidence in (*review.evidence, *review.left_out):
         sentences += _unsaid(evidence)
     for piece in finding.left_out:
         if not piece.because:
@@ -416,7 +424,7 @@ def _bound_of_ours(piece: Piece) -> bool:
     return ends != [EFFECTS[piece.effect].equal]
 
 
-def own_findings() -> dict[str, Finding]:
+def known_findings() -> dict[str, Finding]:
     """Return all known findings by id, paper by paper.
 
     Raises UserError for an id that two papers have, and for an artefact or a finding that does not exist.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, get_args
 
@@ -68,7 +69,9 @@ DRAWN: Final = {
 
 def number(value: float, digits: int, *, signed: bool = False) -> str:
     """Write a number with so many decimals and a true minus sign; a tiny one as ``5.4e-15``."""
-    if not math.isfinite(value):
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     tiny = digits > MOST_DIGITS and round(abs(value), 2) == 0
     decimals = min(digits, MOST_DIGITS)
@@ -88,7 +91,7 @@ def digits_of(estimate: Estimate, equal: float | None = None) -> int:
     """
     if not has_spread(estimate) or not math.isfinite(estimate.high - estimate.low):
         size = abs(estimate.value)
-        return max(0, 2 - math.floor(math.log10(size))) if size else 0
+        return max(0, 2 - math.floor(math.log10(size))) if 0 < size < math.inf else 0
     digits = max(0, 1 - math.floor(math.log10(estimate.high - estimate.low)))
     ends = [end for end in (estimate.low, estimate.high) if end != equal]
     while equal is not None and any(round(end, digits) == round(equal, digits) for end in ends):
@@ -177,23 +180,23 @@ def of_evidence(evidence: Evidence) -> str:
     return f"{value}, n {evidence.estimate.runs}" if counts else value
 
 
-def in_a_line(reviewed: Reviewed) -> str:
+def in_a_line(review: Reviewed) -> str:
     """Write the main estimate of a finding, or what it needs if it names no evidence."""
-    main = reviewed.main
+    main = review.main
     if main is None:
-        return f"needs {reviewed.finding.needs}"
+        return f"needs {review.finding.needs}"
     if math.isnan(main.estimate.value):
         return "no runs yet"
     return of_evidence(main)
 
 
-def beside_expected(reviewed: Reviewed) -> str:
+def beside_expected(review: Reviewed) -> str:
     """Write the main estimate of a finding with what was expected of it, for a list of narrow lines; or what
     is missing of it.
     """
-    main = reviewed.main
+    main = review.main
     if main is None:
-        return f"needs {reviewed.finding.needs}"
+        return f"needs {review.finding.needs}"
     if main.missing:
         return f"{count(main.missing, 'run')} missing"
     return f"{estimated(main.estimate, equal=main.equal)} ({main.piece.expects.in_symbols()})"
@@ -202,6 +205,8 @@ def beside_expected(reviewed: Reviewed) -> str:
 def reading(evidence: Evidence) -> str:
     """What a piece says of the finding, and why it is open if that is not for its interval."""
     piece = evidence.piece
+    if evidence.unmeasured:
+        return f"{evidence.reading}: {evidence.unmeasured}"
     match evidence.held_open_by:
         case "untuned":
             return f"open: {evidence.untuned} has the {edge(evidence.regime.rates[evidence.untuned])}"
@@ -252,52 +257,50 @@ def origin(evidence: Evidence, before: str = "", after: str = "") -> str:
     return f"{before}{evidence.piece.margin}{fixed}{after}" if evidence.piece.margin else ""
 
 
-def answer(reviewed: Reviewed) -> str:
+def answer(review: Reviewed) -> str:
     """The answer in words: *not tested here* is ``TESTED_AND_OPEN`` where runs are there."""
-    return TESTED_AND_OPEN if reviewed.tested_and_open else reviewed.finding.answer
+    return TESTED_AND_OPEN if review.tested_and_open else review.finding.answer
 
 
-def answer_in_short(reviewed: Reviewed) -> str:
+def answer_in_short(review: Reviewed) -> str:
     """The answer in at most a dozen letters, for a list of narrow lines."""
-    in_full = answer(reviewed)
+    in_full = answer(review)
     return {"not tested here": "not tested", TESTED_AND_OPEN: "open"}.get(in_full, in_full)
 
 
-def tally(reviewed: Reviewed) -> str:
+def tally(review: Reviewed) -> str:
     """Write ``2 agree, 1 contradicts, 1 open``, and how many effects wait for their runs."""
     words = {"agrees": "agree", "contradicts": "contradict", "open": "open", "waits": "wait"}
     parts = [
         f"{number} {reading if number == 1 else words[reading]}"
         for reading in get_args(Reading)
-        if (number := reviewed.counts[reading])
+        if (number := review.counts[reading])
     ]
     return ", ".join(parts) or "no effect counts"
 
 
 def counted(findings: Iterable[Reviewed]) -> str:
     """Write ``8 findings: 3 supported; 2 partly; 1 contradicted; 1 tested, and open; 1 not tested here``."""
-    all_reviewed = list(findings)
-    answers = Counter(answer(reviewed) for reviewed in all_reviewed)
+    reviews = list(findings)
+    answers = Counter(answer(review) for review in reviews)
     in_order = (*ANSWERS[:-1], TESTED_AND_OPEN, ANSWERS[-1])
     parts = [f"{answers[answer]} {answer}" for answer in in_order if answers[answer]]
-    return f"{count(len(all_reviewed), 'finding')}: {'; '.join(parts)}"
+    return f"{count(len(reviews), 'finding')}: {'; '.join(parts)}"
 
 
-def plain(reviewed: Reviewed) -> dict[str, Any]:
+def plain(review: Reviewed) -> dict[str, Any]:
     """Return a finding with all of its evidence as plain data."""
-    finding = reviewed.finding
+    finding = review.finding
     sentence = ("id", "paper", "short", "says", "where", "published")
     return {
         **{name: getattr(finding, name) for name in sentence},
-        "answer": answer(reviewed),
+        "answer": answer(review),
         "because": finding.because,
         "needs": finding.needs,
-        "counts": {reading: reviewed.counts[reading] for reading in get_args(Reading)},
+        "counts": {reading: review.counts[reading] for reading in get_args(Reading)},
         "artefacts": list(finding.artefacts),
-        "evidence": [_plain_evidence(piece) for piece in reviewed.evidence],
-        "left_out": [
-            {**_plain_evidence(piece), "because": piece.piece.because} for piece in reviewed.left_out
-        ],
+        "evidence": [_plain_evidence(piece) for piece in review.evidence],
+        "left_out": [{**_plain_evidence(piece), "because": piece.piece.because} for piece in review.left_out],
     }
 
 
@@ -321,6 +324,7 @@ def _plain_evidence(evidence: Evidence) -> dict[str, Any]:
         "fixed_before_the_runs": piece.fixed,
         "reading": evidence.reading,
         "held_open_by": evidence.held_open_by,
+        "unmeasured": evidence.unmeasured,
         "untuned": evidence.untuned,
         "too_weak_to_contradict": piece.weak,
         "at_the_edge": piece.edge,
@@ -378,12 +382,15 @@ def cautions(standing: ArtefactStatus) -> list[str]:
     return sentences
 
 
-def command(artefact: Artefact, scale: Scale = LAPTOP) -> str:
-    """Return the command that measures the artefact at a scale, with the module of its study if that is the
-    user's own.
+def command(artefact: Artefact, scale: Scale = LAPTOP, options: Sequence[str] = ()) -> str:
+    """Return the command that measures the artefact at a scale, with some more options, and with the module
+    of its study if that is the user's own.
     """
+    words = ["normlab", "papers", "reproduce", artefact.id]
+    if scale != LAPTOP:
+        words += ["--scale", scale]
     module = getattr(artefact.study, "__module__", __name__)
     is_normlab_s = module.partition(".")[0] == __name__.partition(".")[0]
-    sized = f" --scale {scale}" if scale != LAPTOP else ""
-    imported = "" if is_normlab_s else f" --import {module}"
-    return f"normlab papers reproduce {artefact.id}{sized}{imported}"
+    if not is_normlab_s and module not in options:
+        words += ["--import", module]
+    return shlex.join([*words, *options])

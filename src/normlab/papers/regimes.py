@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -193,8 +194,13 @@ class Regime:
     @property
     def last_falls(self) -> list[tuple[int, float]]:
         """The steps between the last two validations of each run, and by how much the dev loss fell there."""
-        curves = [run.dev.get("nll", ()) for run in self.runs]
-        return [(c[-1][0] - c[-2][0], c[-2][1] - c[-1][1]) for c in curves if len(c) > 1]
+        falls = []
+        for run in self.runs:
+            curve = [point for point in run.dev.get("nll", ()) if math.isfinite(point[1])]
+            if len(curve) > 1:
+                (before, loss_before), (last, loss) = curve[-2:]
+                falls.append((last - before, loss_before - loss))
+        return falls
 
     @property
     def cells(self) -> list[str]:
@@ -247,7 +253,7 @@ class Book:
             self.settings[declared.on],
             declared.says,
             declared.sources,
-            runs,
+            _each_once(name, runs),
             {key: value for source in sources for key, value in source.measures.items()},
             {key: rows for source in sources for key, rows in source.tables.items()},
             frozenset(planned),
@@ -255,6 +261,22 @@ class Book:
             {metric: margin for source in sources for metric, margin in source.margins.items()},
             {new.get(cell, cell): rate for source in sources for cell, rate in source.rates.items()},
         )
+
+
+def _each_once(regime: str, runs: Iterable[Run]) -> list[Run]:
+    """The runs of several sources, without a second row of the same run. Raises UserError for two runs of one
+    cell and seed: nobody could say which one counts.
+    """
+    by_place: dict[tuple[str, int], Run] = {}
+    for run in runs:
+        place = run.cell, run.seed
+        other = by_place.setdefault(place, run)
+        if other.id != run.id:
+            raise UserError(
+                f"{regime} has two runs of the cell {run.cell!r} with seed {run.seed}, {other.id} and "
+                f"{run.id}; give one of its cells another name"
+            )
+    return list(by_place.values())
 
 
 FILES: Final[list[Path]] = [FILE]

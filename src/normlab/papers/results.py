@@ -22,7 +22,7 @@ RESULTS: Final = INSTALLED if INSTALLED.is_dir() else _PACKAGE.parents[1] / "res
 KEPT: Final = RESULTS / "papers"
 """Kept results of artefacts."""
 State: TypeAlias = Literal["measured", "not all runs", "another text", "damaged", "not run", "answered"]
-"""``not all runs``: cells or seeds of today's trainings have no row; ``another text``: the built-in corpus
+"""``not all runs``: today's trainings have more cells or more seeds; ``another text``: the built-in corpus
 stood in for a text that was not there; ``answered``: it has no study of its own, only findings.
 """
 
@@ -177,14 +177,18 @@ def _read(artefact: Artefact, path: Path) -> ArtefactStatus:
 
 
 def _state(artefact: Artefact, reproduction: Reproduction) -> State:
-    """Say whether a result has all of its runs. A run is missing if its cell and seed have no row."""
+    """Say whether a result has a run of each of today's cells for each seed. Its seeds are places in the
+    order of the seeds and not the seeds themselves, so it may have been measured with others.
+    """
     if reproduction.stand_in:
         return "another text"
     if reproduction.scale not in artefact.trainings:
         return "measured"
     trainings = artefact.trainings[reproduction.scale]
     rows = reproduction.tables.get("runs", ())
-    planned = [row for row in rows if row.get("cell") in trainings.cells]
-    if len(planned) < len(rows):  # a study's own trainings, such as fine-tunings
+    cells = {row.get("cell") for row in rows}
+    if cells and not cells & set(trainings.cells):  # a study's own trainings, such as fine-tunings
         return "measured"
-    return "measured" if len(planned) == len(trainings.cells) * trainings.seeds else "not all runs"
+    there = {(row.get("cell"), row.get("seed")) for row in rows}
+    planned = {(cell, place) for cell in trainings.cells for place in range(1, trainings.seeds + 1)}
+    return "measured" if planned <= there else "not all runs"

@@ -67,7 +67,7 @@ def papers_page(
     """Return all findings, then all artefacts, as one self-contained HTML page, with links to the pages of
     ``linked``.
     """
-    by_paper = groupby(findings, lambda reviewed: reviewed.finding.paper)
+    by_paper = groupby(findings, lambda review: review.finding.paper)
     sections = [_of_paper(key, list(group)) for key, group in by_paper]
     artefacts_by_paper = groupby(standings, lambda standing: standing.artefact.id.partition(".")[0])
     others_by_scale = groupby(others, lambda standing: f"{standing.scale} scale")
@@ -96,7 +96,7 @@ def _lists(groups: Iterable[tuple[str, Iterable[ArtefactStatus]]]) -> list[tuple
 
 def _of_paper(key: str, findings: Sequence[Reviewed]) -> Section:
     """A paper's findings: the table, the picture, and each with all of its evidence on request."""
-    details = [_details(reviewed) for reviewed in findings]
+    details = [_details(review) for review in findings]
     return Section(PAPERS[key].authors, [finding_table(findings), *forests(findings), *details], key)
 
 
@@ -104,8 +104,8 @@ def finding_table(findings: Iterable[Reviewed]) -> PageTable:
     """A row for each finding: its first effect, what was measured of it, and the answer."""
     header = ("", "finding", "the paper has", "first effect", "measured [95%], runs", "answer", "why")
     rows = []
-    for reviewed in findings:
-        finding, main = reviewed.finding, reviewed.main
+    for review in findings:
+        finding, main = review.finding, review.main
         effect, expected = Cell("–"), ""
         if main is not None:
             effect = Cell(main.piece.says, small=main.regime.setting.short)
@@ -116,24 +116,24 @@ def finding_table(findings: Iterable[Reviewed]) -> PageTable:
                 Cell(finding.short, small=finding.where),
                 Cell(finding.published),
                 effect,
-                Cell(phrases.in_a_line(reviewed), small=expected),
-                Cell(phrases.answer(reviewed), small=phrases.tally(reviewed), tone=ANSWERS[finding.answer]),
+                Cell(phrases.in_a_line(review), small=expected),
+                Cell(phrases.answer(review), small=phrases.tally(review), tone=ANSWERS[finding.answer]),
                 Cell(finding.because),
             ]
         )
     return PageTable(header, rows, text_columns=7)
 
 
-def _details(reviewed: Reviewed) -> Details:
+def _details(review: Reviewed) -> Details:
     """A finding in full: the sentence, and every effect with its regime and what was expected of it."""
-    finding = reviewed.finding
+    finding = review.finding
     blocks: list[Block] = [Text(finding.says), Text(finding.because)]
     if finding.needs:
         blocks.append(Text(f"To test it: {finding.needs}"))
-    blocks.append(_evidence_table(reviewed.evidence))
-    if reviewed.left_out:
-        blocks += [Text("Measured, and not counted:"), _evidence_table(reviewed.left_out)]
-    answer = f"{phrases.answer(reviewed)} ({phrases.tally(reviewed)})"
+    blocks.append(_evidence_table(review.evidence))
+    if review.left_out:
+        blocks += [Text("Measured, and not counted:"), _evidence_table(review.left_out)]
+    answer = f"{phrases.answer(review)} ({phrases.tally(review)})"
     return Details(f"{finding.id}: {finding.short}: {answer}", blocks, anchor(finding.id))
 
 
@@ -182,14 +182,14 @@ def _forest(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, is_rati
 def forest_rows(findings: Sequence[Reviewed], unit: str) -> list[dict[str, Any]]:
     """The effects of a unit that compare two sides and have an estimate, in the order of their findings."""
     rows = []
-    for reviewed in findings:
-        for evidence in reviewed.evidence:
+    for review in findings:
+        for evidence in review.evidence:
             estimate = evidence.estimate
             ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
             compares = estimate.unit == unit and evidence.equal is not None
             if compares and all(map(math.isfinite, ends.values())):
                 setting = evidence.regime.setting.short
-                effect = f"{reviewed.finding.id} {evidence.piece.says} · {setting}"
+                effect = f"{review.finding.id} {evidence.piece.says} · {setting}"
                 rows.append({"effect": effect, "reading": evidence.reading, **ends})
     return rows
 

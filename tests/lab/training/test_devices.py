@@ -60,8 +60,7 @@ def test_bf16_is_chosen_where_the_processor_multiplies_it(monkeypatch, flags, ex
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_bf16_products_are_wide_only_where_the_processor_has_none(monkeypatch, fast, precision):
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        monkeypatch.setattr(torch.cpu, name, lambda: fast)
+    monkeypatch.setattr("normlab.lab.training.devices.mkldnn_multiplies_bf16", lambda: fast)
     expected = WideProducts if precision == "bf16" and not fast else nullcontext
     assert isinstance(wide_products(CPU, precision), expected)
 

@@ -175,8 +175,7 @@ def wide_shapes(monkeypatch):
                 shapes.append(tuple(result.shape))
             return result
 
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        monkeypatch.setattr(torch.cpu, name, lambda: False)
+    monkeypatch.setattr("normlab.lab.training.devices.mkldnn_multiplies_bf16", lambda: False)
     monkeypatch.setattr("normlab.lab.training.devices.WideProducts", Noted)
     return shapes
 

@@ -22,7 +22,12 @@ from normlab.base.units import count
 from normlab.errors import UserError
 from normlab.lab.config import Config, MachineConfig
 from normlab.nn.kernels.wide_products import WideProducts
-from normlab.private_torch import marks_of_infinite, multiplies_bf16_fast, options_of_compiler
+from normlab.private_torch import (
+    marks_of_infinite,
+    mkldnn_multiplies_bf16,
+    multiplies_bf16_fast,
+    options_of_compiler,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,10 +126,14 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def wide_products(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Return a context for forward and backward passes, in which bf16 products are fast on any CPU.
 
-    It is ``WideProducts`` where the processor has no instructions for bf16, and changes nothing elsewhere.
+    It is ``WideProducts`` where oneDNN has no kernels for bf16, and changes nothing elsewhere.
     """
-    slow = precision == "bf16" and device.type == "cpu" and best_precision("cpu") != "bf16"
-    return WideProducts() if slow else nullcontext()
+    if precision != "bf16" or device.type != "cpu":
+        return nullcontext()
+    try:
+        return nullcontext() if mkldnn_multiplies_bf16() else WideProducts()
+    except (AttributeError, RuntimeError):  # a torch without oneDNN has products of its own
+        return nullcontext()
 
 
 @contextmanager
@@ -214,8 +223,8 @@ def hardware_so_far(before: str, now: str, step: int) -> tuple[str, str]:
     if last == now:
         return before, ""
     changed = (
-        f"the run goes on from step {step:,} on {now}, after training on {last}; the two machines round "
-        "differently, so rerunning on either one will not reproduce this run bit for bit"
+        f"the run goes on from step {step:,} on {now}, after training on {last}; these may round "
+        "differently, so rerunning on either one may not reproduce this run bit for bit"
     )
     return f"{before}; from step {step + 1:,} on {now}", changed
 

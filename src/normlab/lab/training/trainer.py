@@ -138,7 +138,9 @@ class Trainer:
             return self.task.dev_scores(model)
 
     def _products(self) -> AbstractContextManager[object]:
-        """The context of a step's passes. Under it a compiled loss would not run compiled, so has none."""
+        """Return the context of a step's two passes: none for a compiled loss, which torch would run
+        uncompiled in it.
+        """
         if self.compiled:
             return nullcontext()
         return wide_products(self.device, self.config.train.precision)

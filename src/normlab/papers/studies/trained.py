@@ -30,7 +30,7 @@ class Trained:
     cells: Mapping[str, Sequence[RunFolder]]
 
     def seeds(self) -> Iterator[tuple[str, int, RunFolder]]:
-        """Every run, with its cell and seed."""
+        """Every run, with its cell and the place of its seed, from 1 on: cells are paired by places."""
         return ((cell, seed, run) for cell, runs in self.cells.items() for seed, run in enumerate(runs, 1))
 
     @cached_property
