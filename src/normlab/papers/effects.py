@@ -763,7 +763,7 @@ def _curves(regime: Regime, table: str, y: str, x: str, of: Mapping[str, Value])
         if row[x] in curve:
             raise _ambiguous(table, row["seed"], f"{x} {row[x]}")
         curve[row[x]] = row[y]
-    points = [sorted(curves[seed].items()) for seed in sorted(curves)]
+    points: list[Curve] = [sorted(curves[seed].items()) for seed in sorted(curves)]
     steps = [[step for step, _ in curve] for curve in points]
     if any(of_seed != steps[0] for of_seed in steps):
         raise UserError(f"the seeds of the table {table} differ in {x}")
