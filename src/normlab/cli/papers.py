@@ -112,6 +112,8 @@ class PapersCommand:
         else:
             if findings:
                 _list_findings(findings)
+            if findings and statuses:
+                terminal.write("")
             if statuses:
                 _list_artefacts(statuses)
         _require_answers_that_follow(self.paper, known, book)
@@ -332,7 +334,7 @@ def _list_artefacts(statuses: Sequence[ArtefactStatus]) -> None:
         line = _cut(status.trouble or artefact.shows)
         state = Text(phrases.state(status), STYLES.get(status.state, "dim"))
         table.add_row(Text(artefact.id), Text(scale), state, line)
-    terminal.write("", table)
+    terminal.write(table)
     terminal.write(*map(Text, disagreements(statuses)))
 
 
