@@ -661,17 +661,23 @@ def gradients_after(regime: Regime, of: str, stack: str, matrix: str, step: int)
 
 @effect(1.0)
 def matrices_ratio(
-    regime: Regime, of: str, measure: Sequence[str], matrices: Sequence[str], against: Sequence[str]
+    regime: Regime,
+    of: str,
+    measure: Sequence[str],
+    matrices: Sequence[str],
+    against: Sequence[str],
+    step: int | None = None,
 ) -> Estimate:
     """The norms of some kinds of matrices, or of their gradients or updates, over those of others, as a
     geometric mean over layers, stacks and steps, and then over seeds; ``measure`` names the entry of the
-    measured weights.
+    measured weights. With a ``step`` it is read of the weights of that step alone.
     """
     ratios = []
     for run in regime.cell(of).values():
         logs = [
             _mean_log(stack, matrices) - _mean_log(stack, against)
             for entry in run.measured
+            if step in (None, entry["step"])
             for stack in (_place(entry, *measure) or {}).values()
         ]
         if logs:

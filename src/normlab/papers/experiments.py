@@ -37,7 +37,7 @@ from normlab.papers.bases import BERT_SHORT, MULTI30K_WIDTH_64
 from normlab.papers.end_measures import MEASURES, UPDATES, measure_run
 from normlab.papers.finding import Finding
 from normlab.papers.nguyen2019.bases import GL_EN_SMALL, PAST_BEST
-from normlab.papers.regimes import REGIME_FILE, Book, Plan, read_plan
+from normlab.papers.regimes import REGIME_FILE, Book, Plan, read_plan, read_source
 from normlab.papers.studies.trained_models import OUTPUT, ROLES, TrainedModel
 from normlab.papers.trainings import changed
 
@@ -124,17 +124,17 @@ def read_experiment(folder: Path, name: str, presets: Mapping[str, Callable[[], 
 def planned_for(
     findings: Iterable[Finding], book: Book, presets: Mapping[str, Callable[[], Config]]
 ) -> list[Experiment]:
-    """The experiments with missing runs among the regimes that findings name, each once. A regime that has
-    all of its runs may have been trained elsewhere, and says too little to be trained here.
+    """The experiments with missing runs among the sources of the regimes that findings name, each once. One
+    that has all of its runs may have been trained elsewhere, and says too little to be trained here.
     """
     pieces = [piece for finding in findings for piece in (*finding.evidence, *finding.left_out)]
-    regimes = [book.regime(name) for name in dict.fromkeys(piece.regime for piece in pieces)]
-    incomplete = [regime for regime in regimes if regime.missing(regime.cells)]
+    regimes = [book.regime(piece.regime) for piece in pieces]
     experiments = []
-    for source in dict.fromkeys(source for regime in incomplete for source in regime.sources):
-        first = next((root for root in book.roots if (root / source / REGIME_FILE).is_file()), None)
-        if first is not None:
-            experiments.append(read_experiment(first, source, presets))
+    for name in dict.fromkeys(source for regime in regimes for source in regime.sources):
+        source = read_source(name, book.roots)
+        if source.planned - {(run.cell, run.seed) for run in source.runs}:
+            folder = next(root for root in book.roots if (root / name / REGIME_FILE).is_file())
+            experiments.append(read_experiment(folder, name, presets))
     return experiments
 
 
