@@ -537,3 +537,5 @@ def test_a_rate_that_diverged_is_not_the_best_of_a_sweep(order):
     swept = [{"cell": "a", "rate": 1e-3, "nll": 3.0}, {"cell": "a", "rate": 2e-3, "nll": math.nan}]
     rows = regime(tables={"rates": swept[::order]})
     assert effect("swept_loss", rows, of="a", rate=1e-3).value == 0.0
+    none = regime(tables={"rates": [{"cell": "a", "rate": 2e-3, "nll": math.nan}]})
+    assert math.isnan(effect("swept_loss", none, of="a", rate=2e-3).value)

@@ -390,8 +390,10 @@ def test_a_side_at_the_edge_of_the_rates_tried_decides_nothing(results, tmp_path
 def test_a_run_that_keeps_nothing_to_read_leaves_its_effect_open_with_the_reason(results, tmp_path):
     (tmp_path / "own.toml").write_text(ENTRY.replace('"difference"', '"dev_difference"'))
     lost = [{**line, "dev": []} if line["cell"] == "a" else line for line in rows(10.0)]
-    (read,) = results(*lost).evidence
+    review = results(*lost)
+    (read,) = review.evidence
     assert (read.reading, read.held_open_by) == ("open", "")
+    assert phrases.in_a_line(review) == read.unmeasured
     assert math.isnan(read.estimate.value)
     assert "of a keeps no nll on dev" in read.unmeasured
     assert read.unmeasured in phrases.reading(read)

@@ -536,7 +536,7 @@ def swept_loss(regime: Regime, of: str, rate: float) -> Estimate:
         tried = ", ".join(f"{one:g}" for one in swept)
         raise UserError(f"the sweep of {of} has no rate {rate:g}; it has {tried}")
     # a run that diverged has no loss, and is not the best one
-    best = min(loss for loss in swept.values() if math.isfinite(loss))
+    best = min((loss for loss in swept.values() if math.isfinite(loss)), default=math.nan)
     return Estimate.of_too_few(swept[rate] - best, 1).of_unit("nats")
 
 

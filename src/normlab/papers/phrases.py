@@ -186,7 +186,7 @@ def in_a_line(review: Reviewed) -> str:
     if main is None:
         return f"needs {review.finding.needs}"
     if math.isnan(main.estimate.value):
-        return "no runs yet"
+        return main.unmeasured or "no runs yet"
     return of_evidence(main)
 
 
